@@ -1,0 +1,52 @@
+# Every target prepares .venv first; when nothing changed since, that takes well under a second.
+.DEFAULT_GOAL := help
+SHELL := bash
+
+SYSTEM_PYTHON ?= python3
+PYTHON := .venv/bin/python
+SETUP := $(SYSTEM_PYTHON) scripts/setup.py
+PYTEST_ARGS ?=
+
+.PHONY: help
+help: ## Show this list.
+	@awk 'BEGIN { FS = ":.*## " } /^[a-z-]+:.*## / { printf "  make %-12s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
+
+.PHONY: setup
+setup: ## Create .venv with vLLM (GPU build where there is one), the plugin and the demo's tools.
+	@$(SETUP) demo
+
+.PHONY: setup-dev
+setup-dev: ## The same, with the tests' and linters' tools.
+	@$(SETUP) demo dev
+
+.PHONY: setup-eval
+setup-eval: ## The same, with lm-eval, statistics and plots for the full audit.
+	@$(SETUP) demo dev eval
+
+.PHONY: demo
+demo: setup ## See strict and approximate verification side by side on a small model.
+	@$(PYTHON) -m eval.demo
+
+.PHONY: serve
+serve: setup ## Serve SmolLM2-135M with n-gram drafts and ASD until Ctrl-C.
+	@$(PYTHON) -m eval.server
+
+.PHONY: test
+test: setup-dev ## Run every test that this machine can run (PYTEST_ARGS="-k ledger" narrows it).
+	@$(PYTHON) -m pytest $(PYTEST_ARGS)
+
+.PHONY: quality
+quality: setup-dev ## Lint, check formatting and types.
+	@$(PYTHON) -m ruff check .
+	@$(PYTHON) -m ruff format --check .
+	@$(PYTHON) -m mypy
+
+.PHONY: format
+format: setup-dev ## Rewrite the sources the way `make quality` wants them.
+	@$(PYTHON) -m ruff check --fix-only --quiet .
+	@$(PYTHON) -m ruff format .
+
+.PHONY: clean
+clean: ## Remove .venv and every cache inside this folder (models in the user cache stay).
+	@rm -rf .venv build dist .mypy_cache .pytest_cache .ruff_cache .hypothesis ./*.egg-info
+	@find . -name __pycache__ -type d -prune -exec rm -rf {} +

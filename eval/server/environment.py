@@ -1,0 +1,72 @@
+"""The environment variables that `vllm serve` needs on this machine."""
+
+import os
+import sys
+from collections.abc import Iterable, Mapping
+from importlib import metadata
+from pathlib import Path
+
+_SYSTEM_LIBRARIES = ("/usr/lib", "/usr/lib64", "/usr/local/lib", "/opt/homebrew/lib")
+
+
+def server_environment(base: Mapping[str, str], kv_cache_gib: int, omp_threads: int | None) -> dict[str, str]:
+    """What a server process gets.
+
+    Args:
+        base: The caller's own environment; what it sets already, stands.
+        kv_cache_gib: Memory for the KV cache. Read on CPUs alone.
+        omp_threads: Threads of the CPU kernels; None leaves the choice to vLLM.
+
+    Returns:
+        The complete environment.
+    """
+    defaults = {"HF_HUB_OFFLINE": "1", "VLLM_NO_USAGE_STATS": "1", "PYTHONUNBUFFERED": "1"}
+    if is_cpu_build():
+        defaults["VLLM_CPU_KVCACHE_SPACE"] = str(kv_cache_gib)
+        if omp_threads is not None:
+            defaults["OMP_NUM_THREADS"] = str(omp_threads)
+            defaults["VLLM_CPU_OMP_THREADS_BIND"] = "nobind"
+    environment = {**defaults, **base}
+    if is_cpu_build():
+        libraries = preload_libraries(base.get("LD_PRELOAD", ""), Path(sys.prefix))
+        if libraries:
+            environment["LD_PRELOAD"] = ":".join(libraries)
+    return environment
+
+
+def is_cpu_build() -> bool:
+    """Whether the installed vLLM is the CPU build."""
+    try:
+        return bool(metadata.version("vllm-cpu"))
+    except metadata.PackageNotFoundError:
+        return False
+
+
+def preload_libraries(current: str, prefix: Path) -> list[str]:
+    """The libraries to preload, in order: Intel's OpenMP and, where the system has it, tcmalloc.
+
+    vLLM's CPU worker warns of "significant performance loss" without them.
+
+    Args:
+        current: `LD_PRELOAD` as it is; its entries stay in front, and nothing is added twice.
+        prefix: The virtual environment.
+    """
+    libraries = [entry for entry in current.replace(" ", ":").split(":") if entry]
+    openmp = (prefix / "lib").glob("libiomp5.so"), prefix.glob("lib/python*/site-packages/**/libiomp5.so")
+    tcmalloc = (
+        path
+        for folder in _SYSTEM_LIBRARIES
+        for pattern in ("libtcmalloc_minimal.so.*", "*/libtcmalloc_minimal.so.*")
+        for path in sorted(Path(folder).glob(pattern))
+    )
+    _add_first(libraries, "libiomp5", (path for paths in openmp for path in paths))
+    _add_first(libraries, "libtcmalloc", tcmalloc)
+    return libraries
+
+
+def _add_first(libraries: list[str], stem: str, found: Iterable[Path]) -> None:
+    if any(stem in os.path.basename(library) for library in libraries):
+        return
+    path = next(iter(found), None)
+    if path is not None:
+        libraries.append(str(path))

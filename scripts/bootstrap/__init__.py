@@ -1,0 +1,1 @@
+"""The steps of `scripts/setup.py`. Standard library only: this runs before anything is installed."""

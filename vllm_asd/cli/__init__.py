@@ -1,0 +1,54 @@
+"""The command `vllm-asd`: one module per subcommand, imported only when that subcommand runs.
+
+A subcommand is a module `vllm_asd/cli/<name>.py` that defines `app`, a `typer.Typer` with a single command,
+and a line in `SUBCOMMANDS`. A line without its module is not offered.
+"""
+
+import importlib
+import importlib.util
+
+import typer
+
+SUBCOMMANDS = {
+    "doctor": "Check that this machine and this vLLM can run ASD, and that it is on.",
+    "calibrate": "Find the limits (gate, cap, budget) that a workload allows.",
+    "audit": "Compare ASD with a strict control on your own prompts.",
+    "bench": "Measure speed on fixed work, strict and ASD in turn.",
+    "plan": "Estimate from a cost model whether speculation pays.",
+    "explain": "Walk through the rule on a block of draft tokens.",
+}
+
+app = typer.Typer(
+    name="vllm-asd",
+    help="Approximate speculative decoding for vLLM: check it, calibrate it, audit it.",
+    no_args_is_help=True,
+    add_completion=False,
+    rich_markup_mode="rich",
+)
+
+
+@app.callback()
+def _group() -> None:
+    # A callback keeps `vllm-asd NAME` a group even while it has a single subcommand.
+    pass
+
+
+def _register(name: str, summary: str) -> None:
+    module = f"{__name__}.{name}"
+
+    def forward(context: typer.Context) -> None:
+        subcommand: typer.Typer = importlib.import_module(module).app
+        subcommand(args=context.args, prog_name=f"vllm-asd {name}")
+
+    # Everything behind the name, `--help` included, is for the subcommand's own parser.
+    app.command(
+        name,
+        help=summary,
+        add_help_option=False,
+        context_settings={"allow_extra_args": True, "ignore_unknown_options": True},
+    )(forward)
+
+
+for _name, _summary in SUBCOMMANDS.items():
+    if importlib.util.find_spec(f"{__name__}.{_name}") is not None:
+        _register(_name, _summary)

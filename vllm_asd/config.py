@@ -1,0 +1,196 @@
+"""What the operator may set (``--speculative-config``) and what a request may set (``vllm_xargs``)."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Annotated, Any, Literal
+
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError
+
+METHOD = "asd"
+KEY_PREFIX = "asd_"
+
+Pricing = Literal["remaining", "realized"]
+Scope = Literal["all", "reasoning"]
+Protect = Literal["stop", "none"]
+Mode = Literal["enforce", "shadow"]
+
+
+class AsdConfigError(ValueError):
+    """A setting that cannot be honoured; the message is one line that names the key and the fix."""
+
+
+@dataclass(frozen=True)
+class RequestLimits:
+    """The limits in force for one request, after its own wishes met the server's.
+
+    Attributes:
+        budget: Nats of logit regret the request may spend.
+        gate: Largest regret per unit of q that one exception may cost.
+        block_cap: Exceptions allowed in one verification block.
+        refill: Budget that each emitted token gives back, up to ``budget``.
+        shadow: Decide and count, but emit what strict verification emits.
+    """
+
+    budget: float
+    gate: float
+    block_cap: int
+    refill: float = 0.0
+    shadow: bool = False
+
+    @property
+    def is_strict(self) -> bool:
+        """Whether no exception can ever be approved under these limits."""
+        return self.budget <= 0 or self.gate <= 0 or self.block_cap <= 0
+
+
+def _number(value: object) -> object:
+    """Refuse what pydantic would quietly turn into a number: booleans and strings."""
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        raise ValueError("must be a number")
+    try:
+        finite = math.isfinite(value)
+    except OverflowError:
+        finite = False
+    if not finite:
+        raise ValueError("must be a finite number")
+    return value
+
+
+Nats = Annotated[float, BeforeValidator(_number), Field(ge=0)]
+Count = Annotated[int, BeforeValidator(_number), Field(ge=0, le=128)]
+
+
+class AsdConfig(BaseModel):
+    """The server's ASD settings: the flat ``asd_*`` keys of ``--speculative-config``."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    asd_budget: Nats = Field(default=8.0, description="nats of logit regret per request, 0 = strict")
+    asd_gate: Nats = Field(default=0.25, description="largest regret per unit of q, 0 = strict")
+    asd_block_cap: Count = Field(default=2, description="exceptions per block, 0 = strict")
+    asd_pricing: Pricing = Field(default="remaining", description="what q is")
+    asd_refill: Nats = Field(default=0.0, description="budget given back per emitted token")
+    asd_scope: Scope = Field(default="all", description="where exceptions are allowed")
+    asd_protect: Protect = Field(default="stop", description="tokens never relaxed to nor away from")
+    asd_mode: Mode = Field(default="enforce", description="shadow: decide and count, emit strict")
+
+    @classmethod
+    def from_keys(cls, keys: Mapping[str, Any]) -> AsdConfig:
+        """Validate the server's ``asd_*`` keys.
+
+        Raises:
+            AsdConfigError: Unknown key or bad value, in one line.
+        """
+        try:
+            return cls(**keys)
+        except ValidationError as error:
+            raise AsdConfigError(_explain(cls, error)) from None
+
+    @property
+    def limits(self) -> RequestLimits:
+        """The limits of a request that asks for nothing."""
+        return RequestLimits(
+            self.asd_budget, self.asd_gate, self.asd_block_cap, self.asd_refill, self.asd_mode == "shadow"
+        )
+
+    def limits_for(self, extra_args: Mapping[str, Any] | None) -> RequestLimits:
+        """Resolve a request's ``vllm_xargs`` against the server's limits: stricter is allowed, laxer is not.
+
+        Args:
+            extra_args: ``SamplingParams.extra_args``; keys without the prefix ``asd_`` are somebody else's.
+
+        Raises:
+            AsdConfigError: Unknown ``asd_`` key, bad value, or laxer than the server allows; one line.
+        """
+        wishes = {k: v for k, v in (extra_args or {}).items() if k.startswith(KEY_PREFIX)}
+        if not wishes:
+            return self.limits
+        for key in wishes:
+            if key not in RequestKeys.model_fields:
+                raise AsdConfigError(_unknown_request_key(key))
+        try:
+            asked = RequestKeys(**wishes)
+        except ValidationError as error:
+            raise AsdConfigError(_explain(RequestKeys, error)) from None
+        for key in sorted(asked.model_fields_set):
+            self._refuse_laxer(key, getattr(asked, key))
+        merged = self.model_copy(update=asked.model_dump(exclude_unset=True))
+        return merged.limits
+
+    def _refuse_laxer(self, key: str, asked: Any) -> None:
+        allowed = getattr(self, key)
+        if key == "asd_mode":
+            if allowed == "shadow" and asked == "enforce":
+                raise AsdConfigError(
+                    "asd_mode='enforce' is laxer than the server's 'shadow': leave asd_mode out or send 'shadow'"
+                )
+        elif asked > allowed:
+            raise AsdConfigError(
+                f"{key}={asked} is laxer than this server allows: send a value between 0 and {allowed}"
+            )
+
+
+class RequestKeys(BaseModel):
+    """The keys a request may send in ``vllm_xargs`` (types and signs only; the server's limits come after)."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    asd_budget: Nats = 0.0
+    asd_gate: Nats = 0.0
+    asd_block_cap: Count = 0
+    asd_refill: Nats = 0.0
+    asd_mode: Mode = "enforce"
+
+
+def split_speculative_config(raw: Mapping[str, Any]) -> tuple[dict[str, Any], AsdConfig | None]:
+    """Part vLLM's keys from ours.
+
+    Args:
+        raw: The dictionary given as ``--speculative-config``; dashes count as underscores, as in vLLM.
+
+    Returns:
+        vLLM's own keys (with ``rejection_sample_method`` back at its default when it was ``"asd"``), and
+        the validated ASD settings, or None when ASD was not asked for.
+
+    Raises:
+        AsdConfigError: An ``asd_*`` key that is unknown, wrong, or given without the method.
+    """
+    keys = {k.replace("-", "_"): v for k, v in raw.items()}
+    ours = {k: v for k, v in keys.items() if k.startswith(KEY_PREFIX)}
+    if keys.get("rejection_sample_method") != METHOD:
+        if ours:
+            raise AsdConfigError(
+                f'{sorted(ours)[0]} needs "rejection_sample_method": "asd" in --speculative-config: '
+                "add it, or drop the asd_ keys"
+            )
+        return keys, None
+    native = {k: v for k, v in keys.items() if k not in ours and k != "rejection_sample_method"}
+    return native, AsdConfig.from_keys(ours)
+
+
+def _unknown_request_key(key: str) -> str:
+    known = ", ".join(RequestKeys.model_fields)
+    if key in AsdConfig.model_fields:
+        return f"{key} can only be set by the server (--speculative-config); a request may send: {known}"
+    return f"{key} is not an ASD key; a request may send: {known}"
+
+
+def _explain(model: type[BaseModel], error: ValidationError) -> str:
+    """Turn pydantic's first finding into one line that names the key and what is allowed."""
+    first = error.errors()[0]
+    key = str(first["loc"][0]) if first["loc"] else KEY_PREFIX
+    if first["type"] == "extra_forbidden":
+        return f"{key} is not an ASD key; known keys: {', '.join(model.model_fields)}"
+    wrong = f"{key}={_short(first['input'])}"
+    if first["type"] == "literal_error":
+        return f"{wrong} is not allowed: send {first['ctx']['expected']}"
+    allowed = "an integer from 0 to 128" if key == "asd_block_cap" else "a finite number >= 0"
+    return f"{wrong} is not allowed: {key} must be {allowed}"
+
+
+def _short(value: object) -> str:
+    text = repr(value)
+    return text if len(text) <= 40 else text[:37] + "..."

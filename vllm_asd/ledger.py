@@ -1,0 +1,121 @@
+"""What each request has left of its regret budget, by request id, on the device.
+
+The ledger belongs to the request id, not to a place in the batch, so preemption and resumption do not refill
+it.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from vllm_asd.config import RequestLimits
+from vllm_asd.slots import SlotTable
+
+# Columns of the state. The two that charge() writes come first.
+_REMAINING, _GRANTED, _BUDGET, _REFILL, _GATE, _BLOCK_CAP, _SHADOW = range(7)
+_NUM_COLUMNS = 7
+_MAX_INT32 = 2**31 - 1
+
+
+@dataclass(frozen=True)
+class LedgerEntry:
+    """One request's account, read back to the host; nats."""
+
+    limits: RequestLimits
+    remaining: float
+    granted: float
+
+    @property
+    def spent(self) -> float:
+        """Regret charged so far. Without refill never above the budget, exactly: ``remaining`` is >= 0."""
+        return max(0.0, self.limits.budget + self.granted - self.remaining)
+
+
+class LedgerView(NamedTuple):
+    """Copies of R entries: block_cap [R] int32, shadow [R] bool, the others [R] float64, nats."""
+
+    remaining: Tensor
+    spent: Tensor
+    budget: Tensor
+    gate: Tensor
+    block_cap: Tensor
+    shadow: Tensor
+
+
+class RegretLedger(SlotTable):
+    """Budgets by request id; all that a step calls is enqueued on the current stream and waits for nothing.
+
+    Slot 0, which unknown ids and dummy rows get, is strict and never changes.
+
+    Per step: ``release``, ``admit``, ``slots``, ``view``, ``charge``, all on one stream.
+    """
+
+    def __init__(self, capacity: int, device: torch.device | str, pin_memory: bool = False) -> None:
+        """Allocate an empty ledger; the arguments are :class:`SlotTable`'s."""
+        super().__init__(capacity, _NUM_COLUMNS, device, pin_memory)
+
+    def admit(self, request_id: str, limits: RequestLimits) -> None:
+        """Open an entry with the full budget; an id that has one keeps it (a preempted request resumes)."""
+        cap = float(min(limits.block_cap, _MAX_INT32))
+        self.open(
+            request_id,
+            (limits.budget, 0.0, limits.budget, limits.refill, limits.gate, cap, float(limits.shadow)),
+        )
+
+    def view(self, slots: Tensor) -> LedgerView:
+        """Gather what the acceptance rule needs.
+
+        Args:
+            slots: [R] int64, from :meth:`slots`.
+
+        Returns:
+            Copies, [R] each.
+        """
+        columns = self._state.index_select(0, slots).unbind(1)
+        return LedgerView(
+            remaining=columns[_REMAINING],
+            spent=columns[_BUDGET] + columns[_GRANTED] - columns[_REMAINING],
+            budget=columns[_BUDGET],
+            gate=columns[_GATE],
+            block_cap=columns[_BLOCK_CAP].to(torch.int32),
+            shadow=columns[_SHADOW] != 0,
+        )
+
+    def charge(self, slots: Tensor, charged: Tensor, emitted_tokens: Tensor) -> None:
+        """Take what a step cost, then credit the refill, up to the budget.
+
+        Args:
+            slots: [R] int64, from :meth:`slots`; distinct, except that 0 may occur any number of times.
+            charged: [R] float64, nats, >= 0.
+            emitted_tokens: [R] int, tokens that the step emitted for each row.
+        """
+        columns = self._state.index_select(0, slots).unbind(1)
+        after = (columns[_REMAINING] - charged).clamp(min=0)
+        refilled = torch.minimum(columns[_BUDGET], after + columns[_REFILL] * emitted_tokens)
+        update = torch.stack((refilled, columns[_GRANTED] + (refilled - after)), dim=1)
+        # Dummy rows may carry anything, NaN included.
+        update = torch.where((slots > 0).unsqueeze(1), update, 0)
+        self._state[:, : _GRANTED + 1].index_copy_(0, slots, update)
+
+    def spent(self, request_id: str) -> float:
+        """Read what a request has spent, in nats. Waits for the device: for reports and tests.
+
+        Raises:
+            KeyError: the request has no entry.
+        """
+        self._flush()
+        return _entry(self._state[self._slot_by_id[request_id]].tolist()).spent
+
+    def snapshot(self) -> dict[str, LedgerEntry]:
+        """Read all entries by request id. Waits for the device: for reports and tests."""
+        self._flush()
+        rows = self._state.tolist()
+        return {request_id: _entry(rows[slot]) for request_id, slot in self._slot_by_id.items()}
+
+
+def _entry(row: Sequence[float]) -> LedgerEntry:
+    limits = RequestLimits(row[_BUDGET], row[_GATE], int(row[_BLOCK_CAP]), row[_REFILL], row[_SHADOW] != 0)
+    return LedgerEntry(limits, remaining=row[_REMAINING], granted=row[_GRANTED])

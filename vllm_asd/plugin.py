@@ -1,0 +1,54 @@
+"""The entry point ``asd`` in ``vllm.general_plugins``: vLLM calls :func:`register` once in every process.
+
+While nobody asks for ASD, four start-up functions of vLLM are wrapped by a look at the configuration, and
+nothing else is touched. When ``--speculative-config`` asks for it, the front end checks the combination and
+the requests, each worker's model runner gets its seam, and the scheduler gets the reports.
+"""
+
+from __future__ import annotations
+
+import logging
+import sys
+from typing import Any
+
+from vllm_asd.config import AsdConfig
+
+logger = logging.getLogger("vllm.vllm_asd")
+
+
+def register() -> None:
+    """Prepare this process; may be called more than once.
+
+    The front end is where the arguments are parsed. An engine core or worker process has loaded vLLM's worker
+    module by the time it calls this, so the check costs no import that vLLM would not make.
+    """
+    from vllm_asd.upstream import engine_args
+
+    engine_args.install(on_requested)
+    if "vllm.v1.worker.worker_base" in sys.modules:
+        _install_engine_side()
+
+
+def on_requested(vllm_config: Any, config: AsdConfig) -> None:
+    """Switch ASD on in the front end; called with the finished configuration.
+
+    Raises:
+        AsdConfigError: The installed vLLM or another setting does not go with ASD.
+        PatchError: A hook's target is not what was expected.
+    """
+    from vllm_asd.upstream import compatibility, requests, wire
+
+    compatibility.refuse_unsupported_version()
+    compatibility.refuse_combinations(vllm_config)
+    requests.install(config)
+    wire.install()
+    # The engine may run in this very process (VLLM_ENABLE_V1_MULTIPROCESSING=0).
+    _install_engine_side()
+    logger.info("ASD on: %s", " ".join(f"{key}={value}" for key, value in config.model_dump().items()))
+
+
+def _install_engine_side() -> None:
+    from vllm_asd.upstream import scheduler, worker
+
+    worker.install()
+    scheduler.install()

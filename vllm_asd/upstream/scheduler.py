@@ -1,0 +1,100 @@
+"""Engine core: the worker's block reports meet the requests they belong to."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from vllm_asd.config import AsdConfig
+from vllm_asd.telemetry.request_report import RequestReport
+from vllm_asd.upstream import way_back, wire
+from vllm_asd.upstream.engine_args import asd_config_of
+from vllm_asd.upstream.patching import APPLIED, Patch
+from vllm_asd.upstream.scheduled import is_greedy, limits_of
+
+SCHEDULER_INIT = Patch(
+    target="vllm.v1.core.sched.scheduler:Scheduler.__init__",
+    parameters=(
+        "self",
+        "vllm_config",
+        "kv_cache_config",
+        "structured_output_manager",
+        "block_size",
+        "hash_block_size",
+        "mm_registry",
+        "include_finished_set",
+        "log_stats",
+    ),
+    why="--scheduler-cls would do, but it holds one class, which the user may need, and switches "
+    "vLLM's own choice of the async scheduler off",
+    remove_when="SchedulerStats can be extended by plugins",
+    process="engine core",
+)
+
+UPDATE_FROM_OUTPUT = Patch(
+    target="vllm.v1.core.sched.scheduler:Scheduler.update_from_output",
+    parameters=("self", "scheduler_output", "model_runner_output"),
+    why="the one place that sees the worker's output and the request it belongs to",
+    remove_when="as above",
+    process="engine core",
+    instance=True,
+    hot=True,
+)
+
+ADD_REQUEST = Patch(
+    target="vllm.v1.core.sched.scheduler:Scheduler.add_request",
+    parameters=("self", "request"),
+    why="a request's report begins with it, so that a strict request has one too",
+    remove_when="as above",
+    process="engine core",
+    instance=True,
+    hot=True,
+)
+
+
+def install() -> None:
+    """Apply the patch; it looks at the configuration once and does nothing while ASD is not asked for."""
+    APPLIED.apply(SCHEDULER_INIT, _wrap_init)
+
+
+def _wrap_init(original: Callable[..., Any]) -> Callable[..., Any]:
+    def __init__(self: Any, *args: Any, **kwargs: Any) -> None:
+        original(self, *args, **kwargs)
+        config = asd_config_of(self.vllm_config)
+        if config is not None:
+            wire.install()
+            ADD_REQUEST.bind(self, lambda add: _wrap_add_request(self, config, add))
+            UPDATE_FROM_OUTPUT.bind(self, lambda update: _wrap_update(self, update))
+
+    return __init__
+
+
+def _wrap_add_request(scheduler: Any, config: AsdConfig, original: Callable[..., Any]) -> Callable[..., Any]:
+    detailed = scheduler.spec_decode_metrics_level == "detailed"
+
+    def add_request(request: Any) -> Any:
+        result = original(request)
+        params = request.sampling_params
+        if params is not None and is_greedy(params):
+            request.asd_report = RequestReport(limits_of(config, params), detailed)
+            if request.spec_decode_metrics is not None:
+                request.spec_decode_metrics.asd = request.asd_report.payload
+        return result
+
+    return add_request
+
+
+def _wrap_update(scheduler: Any, original: Callable[..., Any]) -> Callable[..., Any]:
+    def update_from_output(scheduler_output: Any, model_runner_output: Any) -> Any:
+        blocks = way_back.received(model_runner_output)
+        before = [
+            (request, request.num_output_tokens, block)
+            for request_id, block in blocks.items()
+            if (request := scheduler.requests.get(request_id)) is not None and not request.is_finished()
+        ]
+        outputs = original(scheduler_output, model_runner_output)
+        for request, position, block in before:
+            request.asd_report.observe(block, position, request.output_token_ids[position:])
+        return outputs
+
+    return update_from_output
