@@ -43,7 +43,7 @@ def main(
         args += ["--speculative-config", speculative_config]
     try:
         _serve(VllmServer(target, args, port=port, kv_cache_gib=kv_cache_gib))
-    except ServerDied as error:
+    except (ServerDied, OSError) as error:
         typer.echo(str(error), err=True)
         raise typer.Exit(1) from None
     except KeyboardInterrupt:

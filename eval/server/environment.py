@@ -6,7 +6,7 @@ from collections.abc import Iterable, Mapping
 from importlib import metadata
 from pathlib import Path
 
-_SYSTEM_LIBRARIES = ("/usr/lib", "/usr/lib64", "/usr/local/lib", "/opt/homebrew/lib")
+_SYSTEM_LIBRARIES = ("/usr/lib", "/usr/lib64", "/usr/local/lib")
 
 
 def server_environment(base: Mapping[str, str], kv_cache_gib: int, omp_threads: int | None) -> dict[str, str]:

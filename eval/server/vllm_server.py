@@ -72,7 +72,9 @@ class VllmServer:
 
         Raises:
             ServerDied: If it ends before that, or takes too long.
+            OSError: If something else listens on the port: its answers would pass for this server's.
         """
+        _check_free(self.port)
         self._exit_on_sigterm()
         try:
             self._group = ProcessGroup(self._command, self.log_path, self._environment)
@@ -166,3 +168,9 @@ def _free_port() -> int:
     with socket.socket() as probe:
         probe.bind((_HOST, 0))
         return int(probe.getsockname()[1])
+
+
+def _check_free(port: int) -> None:
+    with socket.socket() as probe:
+        if probe.connect_ex((_HOST, port)) == 0:
+            raise OSError(f"port {port} is in use; choose another")

@@ -127,7 +127,11 @@ def _only_one(root: Path) -> Iterator[None]:
     """Hold a lock on the checkout, so that two `make` at once do the work one after the other."""
     descriptor = os.open(root, os.O_RDONLY)
     try:
-        fcntl.flock(descriptor, fcntl.LOCK_EX)
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            print("waiting for another set-up of this checkout to end ...", flush=True)
+            fcntl.flock(descriptor, fcntl.LOCK_EX)
         yield
     finally:
         os.close(descriptor)

@@ -69,6 +69,12 @@ class TestLifecycle:
         assert len(processes) == 2
         assert not alive(processes)
 
+    def test_refuses_a_port_on_which_another_answers(self, fake: list[str], tmp_path: Path) -> None:
+        with server(fake, tmp_path) as running:
+            second = VllmServer("m", command=fake, port=running.port, log_path=tmp_path / "second.log")
+            with pytest.raises(OSError, match=f"port {running.port} is in use"), second:
+                pass
+
     def test_death_at_start_carries_the_tail_of_the_log(self, fake: list[str], tmp_path: Path) -> None:
         with pytest.raises(ServerDied, match=r"status 1(?s:.)*loading weights\nValueError: no such model"):
             server(fake, tmp_path, "--die").__enter__()

@@ -15,7 +15,7 @@ SUBCOMMANDS = {
     "audit": "Compare ASD with a strict control on your own prompts.",
     "bench": "Measure speed on fixed work, strict and ASD in turn.",
     "plan": "Estimate from a cost model whether speculation pays.",
-    "explain": "Walk through the rule on a block of draft tokens.",
+    "explain": "Show what was relaxed in a response, and what the target would have said.",
 }
 
 app = typer.Typer(
