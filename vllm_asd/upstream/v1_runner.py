@@ -15,7 +15,7 @@ from typing import Any
 from vllm_asd.config import AsdConfig
 from vllm_asd.kernels import DraftBlocks
 from vllm_asd.telemetry.step_report import StepReport
-from vllm_asd.upstream import way_back
+from vllm_asd.upstream import cpu_expand, way_back, wire
 from vllm_asd.upstream.patching import APPLIED, Patch
 from vllm_asd.upstream.scheduled import follow_schedule
 from vllm_asd.upstream.think_markers import think_markers
@@ -95,7 +95,9 @@ def attach(runner: Any, vllm_config: Any, config: AsdConfig) -> None:
     """
     markers = think_markers(vllm_config) if config.asd_scope == "reasoning" else None
     capacity = vllm_config.scheduler_config.max_num_seqs
-    seam = V1Seam(runner, Verifier(config, runner.device, capacity, markers))
+    seam = V1Seam(runner, Verifier(config, runner.device, capacity, markers, wire.wants_detail(vllm_config)))
+    if runner.device.type == "cpu":
+        cpu_expand.mend_if_broken()
     APPLIED.apply(GREEDY_KERNEL, _RelaxedGreedyKernel)
     APPLY_LOGITS_PROCESSORS.bind(runner.rejection_sampler, seam.wrap_logits_processors)
     EXECUTE_MODEL.bind(runner, seam.wrap_execute_model)

@@ -1,0 +1,1 @@
+"""Real engines: vLLM on a CPU, in processes of their own."""
