@@ -57,7 +57,7 @@ def attach(runner: Runner, config: AsdConfig, limits: dict[str, RequestLimits], 
 
 
 def metadata(drafts: list[list[int]]) -> SpecDecodeMetadata:
-    """vLLM's description of a step with these drafts."""
+    """Describe a step with these drafts to vLLM."""
     made = SpecDecodeMetadata.make_dummy(drafts, torch.device("cpu"))
     row, target, bonus = 0, [], []
     for ids in drafts:
@@ -72,9 +72,11 @@ def metadata(drafts: list[list[int]]) -> SpecDecodeMetadata:
 
 
 def sampling(
-    temperature: list[float], generators: dict[int, torch.Generator] | None = None, logprobs: int | None = None
+    temperature: list[float],
+    generators: dict[int, torch.Generator] | None = None,
+    logprobs: int | None = None,
 ) -> SamplingMetadata:
-    """vLLM's description of the rows' sampling; temperature 0 is greedy."""
+    """Describe the rows' sampling to vLLM; temperature 0 is greedy."""
     num_rows = len(temperature)
     all_greedy = not any(temperature)
     unused = torch.empty(0)

@@ -12,9 +12,10 @@ import torch
 from torch import Tensor
 
 from vllm_asd.config import RequestLimits
+from vllm_asd.kernels import charge_accounts
 from vllm_asd.slots import SlotTable
 
-# Columns of the state. The two that charge() writes come first.
+# Columns of the state; the first four are what charge_accounts() takes.
 _REMAINING, _GRANTED, _BUDGET, _REFILL, _GATE, _BLOCK_CAP, _SHADOW = range(7)
 _NUM_COLUMNS = 7
 _MAX_INT32 = 2**31 - 1
@@ -50,7 +51,7 @@ class RegretLedger(SlotTable):
 
     Slot 0, which unknown ids and dummy rows get, is strict and never changes.
 
-    Per step: ``release``, ``admit``, ``slots``, ``view``, ``charge``, all on one stream.
+    Per step: ``release``, ``admit``, ``slots``, ``remaining``, ``charge``, all on one stream.
     """
 
     def __init__(self, capacity: int, device: torch.device | str, pin_memory: bool = False) -> None:
@@ -84,21 +85,22 @@ class RegretLedger(SlotTable):
             shadow=columns[_SHADOW] != 0,
         )
 
-    def charge(self, slots: Tensor, charged: Tensor, emitted_tokens: Tensor) -> None:
+    def remaining(self, slots: Tensor) -> Tensor:
+        """Gather what a step needs anew: [R] float64 nats for slots [R]; the limits never change."""
+        return self._state[:, _REMAINING].index_select(0, slots)
+
+    def charge(self, slots: Tensor, charged: Tensor, emitted_tokens: Tensor | None = None) -> Tensor:
         """Take what a step cost, then credit the refill, up to the budget.
 
         Args:
             slots: [R] int64, from :meth:`slots`; distinct, except that 0 may occur any number of times.
             charged: [R] float64, nats, >= 0.
-            emitted_tokens: [R] int, tokens that the step emitted for each row.
+            emitted_tokens: [R] int, tokens that the step emitted for each row; None credits nothing.
+
+        Returns:
+            [R] float64, what each request has spent so far, in nats; not meaningful for slot 0.
         """
-        columns = self._state.index_select(0, slots).unbind(1)
-        after = (columns[_REMAINING] - charged).clamp(min=0)
-        refilled = torch.minimum(columns[_BUDGET], after + columns[_REFILL] * emitted_tokens)
-        update = torch.stack((refilled, columns[_GRANTED] + (refilled - after)), dim=1)
-        # Dummy rows may carry anything, NaN included.
-        update = torch.where((slots > 0).unsqueeze(1), update, 0)
-        self._state[:, : _GRANTED + 1].index_copy_(0, slots, update)
+        return charge_accounts(self._state, slots, charged, emitted_tokens)
 
     def spent(self, request_id: str) -> float:
         """Read what a request has spent, in nats. Waits for the device: for reports and tests.

@@ -42,6 +42,11 @@ class SlotTable:
         self._free = list(range(capacity, 0, -1))
         self._pending: dict[int, tuple[float, ...]] = {}
 
+    @property
+    def capacity(self) -> int:
+        """Requests there is room for before the next doubling."""
+        return self._state.shape[0] - 1
+
     def __len__(self) -> int:
         """Count the requests that have a row."""
         return len(self._slot_by_id)

@@ -3,25 +3,80 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
 from vllm_asd.config import AsdConfig, RequestLimits
-from vllm_asd.kernels import DraftBlocks, Outcome, RowLimits, pad_rows, verify_drafts
+from vllm_asd.kernels import DraftBlocks, Outcome, RowLimits, pad_rows, verify_drafts, warm_up
 from vllm_asd.ledger import RegretLedger
 from vllm_asd.phase import PhaseTable, ThinkMarkers, in_reasoning, starts_thinking
+from vllm_asd.telemetry.exception_detail import exception_detail
 from vllm_asd.telemetry.step_report import StepReport
+
+
+class _Batch(NamedTuple):
+    """What R rows keep from step to step, until the batch changes or a request comes or goes.
+
+    Attributes:
+        request_ids: In batch order.
+        known: The same, None for those that have no entry.
+        slots: [R] int64, in the ledger.
+        phase_slots: [R] int64, or None when phases are not followed.
+        gate: [R] float64.
+        block_cap: [R] int32.
+        shadow: [R] bool.
+        protected_ids: [R, S] int64, padded with -1.
+    """
+
+    request_ids: list[str]
+    known: list[str | None]
+    slots: Tensor
+    phase_slots: Tensor | None
+    gate: Tensor
+    block_cap: Tensor
+    shadow: Tensor
+    protected_ids: Tensor
+
+    def rows(self, first: int, number: int) -> _Batch:
+        """Some consecutive rows.
+
+        Raises:
+            RuntimeError: The batch does not have them.
+        """
+        if first == 0 and number == len(self.known):
+            return self
+        if first + number > len(self.known):
+            raise RuntimeError(f"drafts for {number} rows from row {first} of a step of {len(self.known)}")
+        chunk = slice(first, first + number)
+        return _Batch(
+            request_ids=self.request_ids[chunk],
+            known=self.known[chunk],
+            slots=self.slots[chunk],
+            phase_slots=None if self.phase_slots is None else self.phase_slots[chunk],
+            gate=self.gate[chunk],
+            block_cap=self.block_cap[chunk],
+            shadow=self.shadow[chunk],
+            protected_ids=self.protected_ids[chunk],
+        )
 
 
 @dataclass
 class _Step:
-    """The rows of the step under way; `outcome` appears when the step verifies drafts."""
+    """The rows of the step under way, and the decisions so far: one outcome per chunk of rows, in order."""
 
-    request_ids: list[str]
-    slots: Tensor
-    outcome: Outcome | None = None
+    batch: _Batch
+    chunks: list[Outcome] = field(default_factory=list)
+    details: list[Tensor] = field(default_factory=list)
+
+    @property
+    def outcome(self) -> Outcome | None:
+        """The decisions for all rows; None when the step verifies no drafts."""
+        if len(self.chunks) < 2:
+            return self.chunks[0] if self.chunks else None
+        return Outcome(*(torch.cat(columns) for columns in zip(*self.chunks, strict=True)))
 
 
 class Verifier:
@@ -38,6 +93,7 @@ class Verifier:
         device: torch.device,
         capacity: int,
         markers: ThinkMarkers | None = None,
+        detailed: bool = False,
     ) -> None:
         """Allocate the state.
 
@@ -46,6 +102,7 @@ class Verifier:
             device: Where the logits live.
             capacity: Requests to make room for at first.
             markers: The model's think tokens; needed when ``asd_scope`` is "reasoning".
+            detailed: Report each exception's token and log-probability too, which reads its logits again.
 
         Raises:
             ValueError: ``asd_scope`` is "reasoning" and there are no markers.
@@ -53,12 +110,14 @@ class Verifier:
         if config.asd_scope == "reasoning" and markers is None:
             raise ValueError("asd_scope='reasoning' needs the model's think tokens")
         self.config = config
+        self._detailed = detailed
         self.ledger = RegretLedger(capacity, device, pin_memory=device.type == "cuda")
         self._markers = markers if config.asd_scope == "reasoning" else None
         self._phases = PhaseTable(capacity, device, pin_memory=device.type == "cuda")
         self._protected: dict[str, tuple[int, ...]] = {}
-        self._protected_rows: tuple[list[str], Tensor] | None = None
+        self._batch: _Batch | None = None
         self._step: _Step | None = None
+        warm_up(device)
 
     def admit(
         self,
@@ -74,6 +133,7 @@ class Verifier:
         """
         if limits.is_strict or request_id in self.ledger:
             return
+        self._batch = None
         self.ledger.admit(request_id, limits)
         protected = set(stop_ids) if self.config.asd_protect == "stop" else set()
         if self._markers is not None:
@@ -88,7 +148,7 @@ class Verifier:
             return
         self.ledger.release(gone)
         self._phases.release(gone)
-        self._protected_rows = None
+        self._batch = None
         for request_id in gone:
             del self._protected[request_id]
 
@@ -102,31 +162,48 @@ class Verifier:
             Whether any row may be relaxed; if not, the step is vLLM's alone.
         """
         self._step = None
-        if not any(request_id in self.ledger for request_id in request_ids):
-            return False
-        self._step = _Step(list(request_ids), self.ledger.slots(request_ids))
+        ids = list(request_ids)
+        if self._batch is None or self._batch.request_ids != ids:
+            if not any(request_id in self.ledger for request_id in ids):
+                return False
+            self._batch = self._gather(ids)
+        self._step = _Step(self._batch)
         return True
 
-    def relax(self, blocks: DraftBlocks) -> None:
-        """Decide the step under way and rewrite ``blocks.argmax`` at the approved positions.
+    def rehearse(self, num_rows: int) -> None:
+        """Start a step of rows that belong to no request: it runs what a step runs and touches no entry."""
+        self._batch = None
+        self._step = _Step(self._gather([""] * num_rows))
+
+    def relax(self, blocks: DraftBlocks, first_row: int = 0, acceptable: Tensor | None = None) -> None:
+        """Decide rows of the step under way and rewrite ``blocks.argmax`` at the approved positions.
 
         Args:
-            blocks: The step's drafts, one row per id given to :meth:`begin`.
+            blocks: The drafts of consecutive rows, in the order of the ids given to :meth:`begin`. V1 brings
+                all rows at once, V2 in chunks.
+            first_row: Where in that order they begin.
+            acceptable: [R, K] bool, False where no exception may be made, or None.
         """
         step = self._step
-        if step is None or blocks.cu_num_draft.shape[0] != len(step.request_ids):
+        if step is None:
             return
-        view = self.ledger.view(step.slots)
+        batch = step.batch.rows(first_row, blocks.cu_num_draft.shape[0])
+        in_scope = self._in_scope(blocks, batch.phase_slots)
+        if acceptable is not None:
+            in_scope = acceptable if in_scope is None else in_scope & acceptable
         rows = RowLimits(
-            remaining=view.remaining,
-            gate=view.gate,
-            block_cap=view.block_cap,
-            shadow=view.shadow,
-            protected_ids=self._protected_ids(step.request_ids),
-            in_scope=self._in_scope(blocks, step.request_ids),
+            remaining=self.ledger.remaining(batch.slots),
+            gate=batch.gate,
+            block_cap=batch.block_cap,
+            shadow=batch.shadow,
+            protected_ids=batch.protected_ids,
+            in_scope=in_scope,
             pricing=self.config.asd_pricing,
         )
-        step.outcome = verify_drafts(blocks, rows)
+        outcome = verify_drafts(blocks, rows)
+        step.chunks.append(outcome)
+        if self._detailed:
+            step.details.append(exception_detail(blocks, outcome, self.config.asd_block_cap))
 
     def finish(self, emitted_ids: Tensor, discarded: Tensor | None = None) -> StepReport | None:
         """Charge the step and start its report on the way to the host.
@@ -141,39 +218,43 @@ class Verifier:
         step, self._step = self._step, None
         if step is None:
             return None
-        if step.outcome is None and self.config.asd_refill == 0 and self._markers is None:
+        outcome, batch = step.outcome, step.batch
+        refills = self.config.asd_refill > 0
+        if outcome is None and not refills and self._markers is None:
             return None
-        if discarded is not None:
+        if discarded is not None and (refills or self._markers is not None):
             emitted_ids = emitted_ids.masked_fill(discarded.unsqueeze(1), -1)
-        emitted = (emitted_ids >= 0).sum(1)
-        charged = torch.zeros_like(emitted, dtype=torch.float64)
-        if step.outcome is not None:
-            charged = step.outcome.charged
-        self.ledger.charge(step.slots, charged, emitted)
-        self._follow_phase(step.request_ids, emitted_ids)
-        if step.outcome is None:
+        if self._markers is not None and batch.phase_slots is not None:
+            self._phases.follow(batch.phase_slots, emitted_ids, self._markers)
+        emitted = (emitted_ids >= 0).sum(1) if refills else None
+        if outcome is None:
+            self.ledger.charge(batch.slots, torch.zeros_like(batch.gate), emitted)
             return None
-        known = [request_id if request_id in self.ledger else None for request_id in step.request_ids]
-        return StepReport.start(known, step.outcome, self.ledger.view(step.slots))
+        spent = self.ledger.charge(batch.slots, outcome.charged, emitted)
+        detail = torch.cat(step.details) if step.details else None
+        return StepReport.start(batch.known, outcome, spent, batch.shadow, detail)
 
-    def _protected_ids(self, request_ids: list[str]) -> Tensor:
-        """[R, S] int64, padded with -1; kept while the batch stays the same."""
-        if self._protected_rows is not None and self._protected_rows[0] == request_ids:
-            return self._protected_rows[1]
+    def _gather(self, request_ids: list[str]) -> _Batch:
+        slots = self.ledger.slots(request_ids)
+        limits = self.ledger.view(slots)
         sets = [self._protected.get(request_id, ()) for request_id in request_ids]
-        longest = max(map(len, sets), default=0)
+        longest = max(map(len, sets))
         padded = [ids + (-1,) * (longest - len(ids)) for ids in sets]
-        rows = self.ledger.upload(padded, torch.int64).reshape(len(sets), longest)
-        self._protected_rows = (request_ids, rows)
-        return rows
+        return _Batch(
+            request_ids=request_ids,
+            known=[request_id if request_id in self.ledger else None for request_id in request_ids],
+            slots=slots,
+            phase_slots=None if self._markers is None else self._phases.slots(request_ids),
+            # A column of the ledger's rows; the kernels want it dense.
+            gate=limits.gate.contiguous(),
+            block_cap=limits.block_cap,
+            shadow=limits.shadow,
+            protected_ids=self.ledger.upload(padded, torch.int64).reshape(len(sets), longest),
+        )
 
-    def _in_scope(self, blocks: DraftBlocks, request_ids: list[str]) -> Tensor | None:
-        if self._markers is None:
+    def _in_scope(self, blocks: DraftBlocks, phase_slots: Tensor | None) -> Tensor | None:
+        if self._markers is None or phase_slots is None:
             return None
-        thinking = self._phases.thinking(self._phases.slots(request_ids))
+        thinking = self._phases.thinking(phase_slots)
         draft_ids = pad_rows(blocks.draft_ids, blocks.cu_num_draft, blocks.width, -1)
         return in_reasoning(draft_ids, thinking, self._markers)
-
-    def _follow_phase(self, request_ids: list[str], emitted_ids: Tensor) -> None:
-        if self._markers is not None:
-            self._phases.follow(self._phases.slots(request_ids), emitted_ids, self._markers)

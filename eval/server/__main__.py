@@ -14,9 +14,13 @@ from eval.server import ServerDied, VllmServer
 ASD_NGRAM = {
     "method": "ngram",
     "num_speculative_tokens": 5,
+    "prompt_lookup_min": 2,
     "prompt_lookup_max": 4,
     "rejection_sample_method": "asd",
 }
+
+# Every response then says what was relaxed.
+DEFAULT_ARGS = ["--enforce-eager", "--max-model-len", "4096", "--per-request-spec-decode-metrics", "detailed"]
 
 
 def main(
@@ -36,11 +40,11 @@ def main(
     """
     logging.basicConfig(level=logging.INFO, format="%(message)s")
     target = model or str(prepare_smollm2(default_cache_dir()))
-    args = list(context.args) or ["--enforce-eager", "--max-model-len", "4096"]
+    args = list(context.args) or DEFAULT_ARGS
     if model is None:
-        args += ["--served-model-name", "smollm2"]
+        args = [*args, "--served-model-name", "smollm2"]
     if speculative_config != "none":
-        args += ["--speculative-config", speculative_config]
+        args = [*args, "--speculative-config", speculative_config]
     try:
         _serve(VllmServer(target, args, port=port, kv_cache_gib=kv_cache_gib))
     except (ServerDied, OSError) as error:

@@ -2,7 +2,7 @@
 
     python -m tests.e2e.run_engines JOB.json RESULT.json
 
-A job is `[{"engine": {LLM arguments}, "batches": [[{"prompt": ..., "params": {SamplingParams arguments}}]]}]`.
+A job is a list of `{"engine": {LLM arguments}, "batches": [[{"prompt": ..., "params": {...}}]]}`.
 The result holds, per engine, batch and request, token ids, log-probabilities, text and vLLM's speculative
 metrics; and per engine what the ledger looked like at the end and how often vLLM preempted.
 
@@ -48,9 +48,7 @@ def _run_engine(job: dict[str, Any]) -> dict[str, Any]:
     llm.generate(["t9"], SamplingParams(max_tokens=1, temperature=0.9), use_tqdm=False)
     runner = core.model_executor.driver_worker.worker.model_runner
     verifier = getattr(runner, "asd_verifier", None)
-    preemptions = sum(
-        metric.value for metric in llm.get_metrics() if metric.name == "vllm:num_preemptions"
-    )
+    preemptions = sum(metric.value for metric in llm.get_metrics() if metric.name == "vllm:num_preemptions")
     result = {
         "batches": batches,
         "ledger_entries": None if verifier is None else len(verifier.ledger),

@@ -52,21 +52,29 @@ def _assert_identical(with_asd: list[Any], without: list[Any]) -> None:
 
 
 def _check(tmp_path: Path, model: Path, method: str, drafter: Path | None) -> None:
-    def jobs(extra_args: dict[str, Any] | None, **asd: Any) -> list[dict[str, Any]]:
+    def engines(plugin: bool, extra_args: dict[str, Any] | None, **asd: Any) -> list[Any]:
+        # A process per K: vLLM 0.32 cannot start a second CPU engine in a process that has loaded numba.
         return [
-            {
-                "engine": {
-                    "model": str(model),
-                    "dtype": "bfloat16",
-                    "speculative_config": speculation(method, k, drafter, **asd),
-                },
-                "batches": _batches(extra_args),
-            }
+            engine
             for k in DRAFT_LENGTHS
+            for engine in run(
+                tmp_path,
+                [
+                    {
+                        "engine": {
+                            "model": str(model),
+                            "dtype": "bfloat16",
+                            "speculative_config": speculation(method, k, drafter, **asd),
+                        },
+                        "batches": _batches(extra_args),
+                    }
+                ],
+                plugin=plugin,
+            )
         ]
 
-    without = run(tmp_path, jobs(None), plugin=False)
-    by_request = run(tmp_path, jobs({"asd_budget": 0}, budget=8.0, gate=1.0))
+    without = engines(False, None)
+    by_request = engines(True, {"asd_budget": 0}, budget=8.0, gate=1.0)
     _assert_identical(by_request, without)
     drafted = sum(
         completion["metrics"]["num_draft_tokens"]

@@ -4,6 +4,7 @@ Python floats are IEEE doubles, as the product's sums are, so results are compar
 """
 
 import math
+import struct
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -105,3 +106,71 @@ def verify(block: Block) -> Outcome:
             exceptions += 1
         accepted += 1
     return Outcome(accepted, charged, exceptions, reused, stop)
+
+
+@dataclass(frozen=True)
+class TokenRow:
+    """One row as the kernels get it: tokens and logits in place of regrets. ``in_scope`` None: everywhere."""
+
+    draft_ids: Sequence[int]
+    argmax: Sequence[int]
+    logits: Sequence[Sequence[float]]
+    vocab_size: int
+    protected_ids: Sequence[int]
+    in_scope: Sequence[bool] | None
+    remaining: float
+    gate: float
+    block_cap: int
+    shadow: bool
+    pricing: str
+
+
+@dataclass(frozen=True)
+class TokenOutcome:
+    """What the row ends in; ``argmax`` as it is handed to vLLM's kernel."""
+
+    num_draft: int
+    strict_accepted: int
+    verdict: Outcome
+    exception_regret: Sequence[float]
+    argmax: Sequence[int]
+
+
+def verify_tokens(row: TokenRow) -> TokenOutcome:
+    """Score the tokens and walk the block."""
+    in_vocabulary = [0 <= draft < row.vocab_size for draft in row.draft_ids]
+    num_draft = in_vocabulary.index(False) if False in in_vocabulary else len(in_vocabulary)
+    drafts, targets = row.draft_ids[:num_draft], row.argmax[:num_draft]
+    is_match = [draft == target for draft, target in zip(drafts, targets, strict=True)]
+    regret = [_regret(row, i) for i in range(num_draft)]
+    forbidden = set(row.protected_ids) - {-1}
+    verdict = verify(
+        Block(
+            regret=regret,
+            is_match=is_match,
+            remaining=row.remaining,
+            gate=row.gate,
+            block_cap=row.block_cap,
+            protected=[bool({d, t} & forbidden) for d, t in zip(drafts, targets, strict=True)],
+            pricing=row.pricing,
+        )
+    )
+    kept = [i for i in range(verdict.accepted) if not is_match[i]]
+    return TokenOutcome(
+        num_draft=num_draft,
+        strict_accepted=strict_accepted(is_match),
+        verdict=verdict,
+        exception_regret=[regret[i] if i in kept else -1.0 for i in range(len(row.draft_ids))],
+        argmax=[drafts[i] if i in kept and not row.shadow else t for i, t in enumerate(row.argmax)],
+    )
+
+
+def _regret(row: TokenRow, i: int) -> float:
+    """The logit gap at i, in single precision; +inf where the token cannot be had at any price."""
+    if not 0 <= row.argmax[i] < row.vocab_size or (row.in_scope is not None and not row.in_scope[i]):
+        return math.inf
+    gap = row.logits[i][row.argmax[i]] - row.logits[i][row.draft_ids[i]]
+    try:
+        return float(struct.unpack("f", struct.pack("f", gap))[0])
+    except OverflowError:
+        return math.inf

@@ -1,8 +1,8 @@
 """Sampled requests keep the target's law, also in a batch whose greedy rows are relaxed.
 
 Many draws through vLLM's real rejection sampler with the seam attached, tested by chi-square against the
-worked examples of exact and naive correction (DESIGN section 6.6). The naive law is what a verifier gives that
-draws the replacement of a rejected token from the target itself in place of the residual.
+worked examples of exact and naive correction (DESIGN section 6.6). The naive law is what a verifier gives
+that draws the replacement of a rejected token from the target itself in place of the residual.
 """
 
 import numpy as np
@@ -20,8 +20,9 @@ STEPS = 24
 
 def naive_law(p: np.ndarray, q: np.ndarray) -> np.ndarray:
     """Accept with min(1, p/q), else draw from p."""
-    kept = np.minimum(p, q)
-    return kept + (1 - kept.sum()) * p
+    kept: np.ndarray = np.minimum(p, q)
+    law: np.ndarray = kept + (1 - kept.sum()) * p
+    return law
 
 
 def draw(p: np.ndarray, q: np.ndarray) -> np.ndarray:

@@ -79,7 +79,7 @@ def test_one_strict_row_beside_a_relaxed_one() -> None:
 
 
 def test_a_warm_up_call_touches_no_entry() -> None:
-    """vLLM's dummy runs call the sampler outside a step: strict, and nothing is charged."""
+    """Dummy runs of vLLM call the sampler outside a step: strict, and nothing is charged."""
     logits = _logits(2, seed=2)
     draft = _second_best(logits, 1)
     runner = Runner(1)

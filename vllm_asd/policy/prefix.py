@@ -96,13 +96,14 @@ def select_prefix(
     valid = in_draft(num_draft, is_match.shape[1])
     match = is_match & valid
     relaxable = relaxable_rows(remaining, gate, block_cap)
+    # Zeros make a row strict: a cap of 0 refuses even a free tie, and a match still passes 0 <= 0.
     rho = torch.where(relaxable, remaining, 0).to(torch.float64).unsqueeze(1)
     cap = torch.where(relaxable, block_cap, 0).unsqueeze(1)
 
     unit_price = price(regret, is_match, num_draft, pricing)
     # An infinite gate still refuses an infinite price.
     within_gate = (unit_price <= gate.to(torch.float64).unsqueeze(1)) & (unit_price < torch.inf)
-    exception = valid & ~match & relaxable.unsqueeze(1) & within_gate
+    exception = valid & ~match & within_gate
     count = exception.cumsum(1)
     # Masked before the sum: an inf or NaN further back must not reach it.
     spent = torch.where(exception, regret.to(torch.float64), 0).cumsum(1)

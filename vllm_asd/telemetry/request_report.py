@@ -6,14 +6,16 @@ from collections.abc import Sequence
 from typing import Any
 
 from vllm_asd.config import RequestLimits
-from vllm_asd.telemetry.step_report import BlockReport
+from vllm_asd.telemetry.block_tally import STOP_LABELS, BlockTally
+from vllm_asd.telemetry.step_report import BlockException, BlockReport
 
 
 class RequestReport:
     """Adds up the blocks of one request as the scheduler sees them.
 
     Only what reached the response counts as relaxed; the ledger may have charged a little more (tokens behind
-    a stop are cut off, and vLLM may discard a step), so ``regret_spent`` can exceed ``regret``.
+    a stop are cut off, and vLLM may discard a step), so ``regret_spent`` can exceed ``regret``. Under shadow
+    the figures are what would have been kept.
 
     Attributes:
         payload: The ``asd`` object, plain JSON values, always up to date.
@@ -26,7 +28,6 @@ class RequestReport:
             limits: What the request runs under.
             detailed: Keep one entry per exception.
         """
-        self._limits = limits
         self.payload: dict[str, Any] = {
             "mode": "strict" if limits.is_strict else "shadow" if limits.shadow else "enforce",
             "budget": limits.budget,
@@ -40,43 +41,77 @@ class RequestReport:
             "verified_blocks": 0,
             "accepted_tokens": 0,
             "strict_accepted_tokens": 0,
+            "strict_blocks_estimate": 0.0,
+            "blocks_by_stop": dict.fromkeys(STOP_LABELS, 0),
             "exhausted_at_token": None,
         }
         self._trace: list[dict[str, Any]] | None = None
         if detailed:
             self._trace = self.payload["exception_trace"] = []
 
-    def observe(self, block: BlockReport, output_position: int, new_token_ids: Sequence[int]) -> None:
+    @property
+    def is_strict(self) -> bool:
+        """Whether the request's limits rule every exception out."""
+        return bool(self.payload["mode"] == "strict")
+
+    @property
+    def is_exhausted(self) -> bool:
+        """Whether the budget has refused a draft token that gate and cap would have kept."""
+        return self.payload["exhausted_at_token"] is not None
+
+    def observe(
+        self, block: BlockReport, output_position: int, new_token_ids: Sequence[int]
+    ) -> BlockTally | None:
         """Add one verification block.
 
         Args:
             block: What the worker decided.
             output_position: Output tokens the request had before the block.
             new_token_ids: The block's tokens that were kept, in order, after stop conditions.
+
+        Returns:
+            What was added; None when vLLM discarded the block.
         """
         total = self.payload
-        # Under shadow the block's tail was never emitted: what would have been kept is what is reported.
-        emitted = block.num_draft if block.shadow else len(new_token_ids)
-        total["verified_blocks"] += 1
-        total["accepted_tokens"] += min(block.accepted, emitted)
-        total["strict_accepted_tokens"] += min(block.strict_accepted, emitted)
-        total["reused_tokens"] += block.reused
         total["regret_spent"] = block.spent
-        for position, target_id, regret in block.exceptions:
-            if position >= emitted:
-                break
-            total["exceptions"] += 1
-            total["regret"] += regret
-            if self._trace is not None:
-                token_id = None if block.shadow else new_token_ids[position]
-                self._trace.append(
-                    {
-                        "position": output_position + position,
-                        "token_id": token_id,
-                        "target_token_id": target_id,
-                        "regret": regret,
-                    }
-                )
-        exhausted = self._limits.refill == 0 and block.spent >= self._limits.budget
-        if exhausted and total["exhausted_at_token"] is None:
-            total["exhausted_at_token"] = output_position + len(new_token_ids)
+        if not new_token_ids:
+            return None
+        tally = BlockTally.of(block, len(new_token_ids))
+        total["verified_blocks"] += 1
+        total["blocks_by_stop"][tally.stop] += 1
+        total["accepted_tokens"] += tally.accepted
+        total["strict_accepted_tokens"] += tally.strict_accepted
+        total["reused_tokens"] += tally.reused
+        total["exceptions"] += len(tally.exceptions)
+        total["regret"] += tally.regret
+        total["strict_blocks_estimate"] = self._strict_blocks()
+        if tally.out_of_budget and not self.is_exhausted:
+            total["exhausted_at_token"] = output_position + tally.accepted
+        if self._trace is not None:
+            for exception in tally.exceptions:
+                token_id = exception.token_id
+                if token_id is None and not block.shadow:
+                    token_id = new_token_ids[exception.position]
+                self._trace.append(_entry(exception, output_position, token_id))
+        return tally
+
+    def _strict_blocks(self) -> float:
+        """Blocks that strict verification would have needed for as many tokens, at its mean in these blocks.
+
+        An estimate: behind the first exception strict would have decoded another text.
+        """
+        blocks = self.payload["verified_blocks"]
+        emitted = self.payload["accepted_tokens"] + blocks
+        return float(blocks * emitted / (self.payload["strict_accepted_tokens"] + blocks))
+
+
+def _entry(exception: BlockException, output_position: int, token_id: int | None) -> dict[str, Any]:
+    target = exception.target_logprob
+    return {
+        "position": output_position + exception.position,
+        "token_id": token_id,
+        "target_token_id": exception.target_id,
+        "regret": exception.regret,
+        "logprob": None if target is None else target - exception.regret,
+        "target_logprob": target,
+    }

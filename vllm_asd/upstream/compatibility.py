@@ -51,10 +51,10 @@ def refuse_combinations(vllm_config: Any) -> None:
     Raises:
         AsdConfigError: A setting that ASD cannot honour, with the key and the fix.
     """
-    if vllm_config.use_v2_model_runner:
+    if vllm_config.parallel_config.enable_batch_sharded_sampling:
         raise AsdConfigError(
-            "ASD does not support vLLM's Model Runner V2 yet, which vLLM chose here: "
-            "set VLLM_USE_V2_MODEL_RUNNER=0, or drop rejection_sample_method 'asd'"
+            "ASD cannot be combined with enable_batch_sharded_sampling (a request's budget would "
+            "have to move between ranks): drop it, or rejection_sample_method 'asd'"
         )
     if getattr(vllm_config, "watermark_config", None) is not None:
         raise AsdConfigError(

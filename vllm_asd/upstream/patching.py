@@ -30,6 +30,8 @@ class Patch:
         process: Where it acts: front end, engine core or worker.
         instance: Only the one object is touched, and only when ASD is on; else the class or module.
         hot: Whether the target runs in every step or request; such a patch is never applied while ASD is off.
+        exact: Whether the target takes these parameters and no others. If not, the patch reads them by name
+            and others may stand between them (a Triton kernel gains arguments from release to release).
     """
 
     target: str
@@ -39,6 +41,7 @@ class Patch:
     process: str
     instance: bool = False
     hot: bool = False
+    exact: bool = True
 
     def locate(self) -> tuple[Any, str]:
         """Import the owner (module or class) of the target and name the attribute.
@@ -65,11 +68,15 @@ class Patch:
         """
         owner, name = self.locate()
         found = _parameters(getattr(owner, name))
-        if found != self.parameters:
+        if not self.accepts(found):
             raise PatchError(
                 f"{self.target} takes ({', '.join(found)}), expected ({', '.join(self.parameters)}): {_FIX}"
             )
         return owner, name
+
+    def accepts(self, found: tuple[str, ...]) -> bool:
+        """Whether a target with these parameters is the one expected."""
+        return found == self.parameters if self.exact else set(self.parameters) <= set(found)
 
     def bind(self, instance: object, wrap: Wrap) -> None:
         """Replace the method on one object; its class stays as it is.
@@ -128,8 +135,8 @@ APPLIED = PatchSet()
 
 
 def _parameters(target: object) -> tuple[str, ...]:
-    """Name the parameters of a function, a bound method or one of vLLM's kernel dispatchers."""
+    """Name the parameters of a function, a bound method, a Triton kernel or one of vLLM's dispatchers."""
     if not inspect.isroutine(target):
-        # A dispatcher is an object that keeps the function it was made from.
-        target = getattr(target, "__wrapped__", target)
+        # Both are objects that keep the function they were made from.
+        target = getattr(target, "__wrapped__", getattr(target, "fn", target))
     return tuple(inspect.signature(target).parameters)  # type: ignore[arg-type]

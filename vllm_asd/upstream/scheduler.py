@@ -7,6 +7,7 @@ from typing import Any
 
 from vllm_asd.config import AsdConfig
 from vllm_asd.telemetry.request_report import RequestReport
+from vllm_asd.telemetry.step_counters import StepCounters
 from vllm_asd.upstream import way_back, wire
 from vllm_asd.upstream.engine_args import asd_config_of
 from vllm_asd.upstream.patching import APPLIED, Patch
@@ -51,6 +52,16 @@ ADD_REQUEST = Patch(
     hot=True,
 )
 
+FREE_REQUEST = Patch(
+    target="vllm.v1.core.sched.scheduler:Scheduler._free_request",
+    parameters=("self", "request", "delay_free_blocks"),
+    why="every request ends here, whether it finished, failed or was aborted",
+    remove_when="as above",
+    process="engine core",
+    instance=True,
+    hot=True,
+)
+
 
 def install() -> None:
     """Apply the patch; it looks at the configuration once and does nothing while ASD is not asked for."""
@@ -63,10 +74,18 @@ def _wrap_init(original: Callable[..., Any]) -> Callable[..., Any]:
         config = asd_config_of(self.vllm_config)
         if config is not None:
             wire.install()
-            ADD_REQUEST.bind(self, lambda add: _wrap_add_request(self, config, add))
-            UPDATE_FROM_OUTPUT.bind(self, lambda update: _wrap_update(self, update))
+            attach(self, config)
 
     return __init__
+
+
+def attach(scheduler: Any, config: AsdConfig) -> None:
+    """Give a scheduler its reports and, unless the server runs without statistics, its counters."""
+    counters = StepCounters() if scheduler.log_stats else None
+    ADD_REQUEST.bind(scheduler, lambda add: _wrap_add_request(scheduler, config, add))
+    UPDATE_FROM_OUTPUT.bind(scheduler, lambda update: _wrap_update(scheduler, counters, update))
+    if counters is not None:
+        FREE_REQUEST.bind(scheduler, lambda free: _wrap_free_request(counters, free))
 
 
 def _wrap_add_request(scheduler: Any, config: AsdConfig, original: Callable[..., Any]) -> Callable[..., Any]:
@@ -84,7 +103,21 @@ def _wrap_add_request(scheduler: Any, config: AsdConfig, original: Callable[...,
     return add_request
 
 
-def _wrap_update(scheduler: Any, original: Callable[..., Any]) -> Callable[..., Any]:
+def _wrap_free_request(counters: StepCounters, original: Callable[..., Any]) -> Callable[..., Any]:
+    def free_request(request: Any, delay_free_blocks: bool = False) -> Any:
+        report = getattr(request, "asd_report", None)
+        if report is not None:
+            counters.end(report)
+        return original(request, delay_free_blocks)
+
+    return free_request
+
+
+def _wrap_update(
+    scheduler: Any, counters: StepCounters | None, original: Callable[..., Any]
+) -> Callable[..., Any]:
+    reports = scheduler.spec_decode_metrics_level != "none"
+
     def update_from_output(scheduler_output: Any, model_runner_output: Any) -> Any:
         blocks = way_back.received(model_runner_output)
         before = [
@@ -94,7 +127,38 @@ def _wrap_update(scheduler: Any, original: Callable[..., Any]) -> Callable[..., 
         ]
         outputs = original(scheduler_output, model_runner_output)
         for request, position, block in before:
-            request.asd_report.observe(block, position, request.output_token_ids[position:])
+            report: RequestReport = request.asd_report
+            was_exhausted = report.is_exhausted
+            tally = report.observe(block, position, request.output_token_ids[position:])
+            if counters is not None and tally is not None:
+                counters.add(tally)
+                if report.is_exhausted and not was_exhausted:
+                    counters.add_exhausted()
+        if reports:
+            _send_early(scheduler, outputs)
+        if counters is not None:
+            _hand_over(counters, outputs)
         return outputs
 
     return update_from_output
+
+
+def _send_early(scheduler: Any, outputs: Any) -> None:
+    """Send the reports of requests with stop strings with every step.
+
+    vLLM sends them when the engine core ends a request; a stop string is found in the front end, whose
+    response would have no report.
+    """
+    for output in outputs.values():
+        for item in output.outputs:
+            request = scheduler.requests.get(item.request_id)
+            if request is not None and request.sampling_params is not None and request.sampling_params.stop:
+                item.spec_decode_metrics = request.spec_decode_metrics
+
+
+def _hand_over(counters: StepCounters, outputs: Any) -> None:
+    """Put the step's increments on the statistics, which vLLM sends to one of the front ends."""
+    for output in outputs.values():
+        if output.scheduler_stats is not None:
+            output.scheduler_stats.asd = counters.take()
+            return

@@ -1,4 +1,6 @@
-"""Engine core and front end: one more field on the record that vLLM sends with a finished request.
+"""Engine core and front end: one more field on two records that vLLM sends anyway.
+
+``RequestSpecDecodeMetrics`` travels with a finished request, ``SchedulerStats`` with each step.
 
 vLLM's processes exchange msgpack-encoded dataclasses with a fixed set of fields. Adding a field with a
 default is compatible in both directions: who does not know it skips it.
@@ -24,11 +26,17 @@ TO_DICT = Patch(
 
 
 def install() -> None:
-    """Give ``RequestSpecDecodeMetrics`` its field; must come before vLLM builds its message decoders."""
-    from vllm.v1.metrics.stats import RequestSpecDecodeMetrics
+    """Give the two records their field; must come before vLLM builds its message decoders."""
+    from vllm.v1.metrics.stats import RequestSpecDecodeMetrics, SchedulerStats
 
     _add_field(RequestSpecDecodeMetrics)
+    _add_field(SchedulerStats)
     APPLIED.apply(TO_DICT, _wrap_to_dict)
+
+
+def wants_detail(vllm_config: Any) -> bool:
+    """Whether the responses list every exception (``--per-request-spec-decode-metrics detailed``)."""
+    return bool(vllm_config.observability_config.per_request_spec_decode_metrics == "detailed")
 
 
 def _add_field(record: type) -> None:

@@ -36,7 +36,9 @@ def _wrap_init_device(original: Callable[..., Any]) -> Callable[..., Any]:
 
 def attach(runner: Any, vllm_config: Any, config: AsdConfig) -> None:
     """Give a model runner its seam; ranks that do not sample (early pipeline stages) need none."""
-    from vllm_asd.upstream import v1_runner
+    from vllm_asd.upstream import v1_runner, v2_runner
 
-    if hasattr(runner, "rejection_sampler"):
+    if v2_runner.is_v2(runner):
+        v2_runner.attach(runner, vllm_config, config)
+    elif hasattr(runner, "rejection_sampler"):
         v1_runner.attach(runner, vllm_config, config)

@@ -1,0 +1,144 @@
+"""Send every prompt under every arm, and keep one line per answer, so that nothing finished is lost."""
+
+import asyncio
+import hashlib
+import json
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import openai
+from rich.progress import Progress
+
+# The order within a prompt; the control is run twice.
+ARMS: dict[str, dict[str, Any]] = {"strict": {"asd_budget": 0}, "asd": {}, "strict-again": {"asd_budget": 0}}
+_TIMEOUT_S = 600.0
+
+
+@dataclass(frozen=True)
+class Prompt:
+    """One prompt of a data set."""
+
+    task: str
+    id: str
+    text: str
+
+
+@dataclass(frozen=True)
+class Answer:
+    """What one request came to.
+
+    Attributes:
+        task: Data set.
+        id: Prompt.
+        arm: Key of :data:`ARMS`.
+        tokens: Length of the answer.
+        rounds: Verification rounds.
+        accepted: Draft tokens kept in them.
+        strict_accepted: What strict would have kept of the same blocks; None in a strict arm.
+        exceptions: Kept tokens that are not the target's argmax.
+        regret_spent: Nats charged.
+        exhausted_at: Output token at which the budget was gone, or None.
+        digest: Of the token ids, to compare answers without keeping them.
+        token_ids: The answer.
+        finish_reason: Why it ended.
+    """
+
+    task: str
+    id: str
+    arm: str
+    tokens: int
+    rounds: int
+    accepted: int
+    strict_accepted: int | None
+    exceptions: int
+    regret_spent: float
+    exhausted_at: int | None
+    digest: str
+    token_ids: list[int]
+    finish_reason: str
+
+
+def read_prompts(task: str, path: Path, limit: int) -> Iterator[Prompt]:
+    """The first prompts of a JSONL file with the fields `id` and `prompt`."""
+    with path.open() as lines:
+        for _, line in zip(range(limit), lines, strict=False):
+            row = json.loads(line)
+            yield Prompt(task, row["id"], row["prompt"])
+
+
+def read_answers(path: Path) -> list[Answer]:
+    """What an earlier run left; a last line that was cut off is dropped."""
+    answers = []
+    for line in path.read_text().splitlines() if path.exists() else ():
+        try:
+            answers.append(Answer(**json.loads(line)))
+        except json.JSONDecodeError:
+            continue
+    return answers
+
+
+async def measure(
+    base_url: str, model: str, prompts: list[Prompt], path: Path, max_tokens: int, concurrency: int
+) -> list[Answer]:
+    """Send what is not in `path` yet, and append each answer to it as it comes.
+
+    Args:
+        base_url: Of the server, without `/v1`.
+        model: Its served name.
+        prompts: All prompts.
+        path: The raw results, JSON lines.
+        max_tokens: Longest answer.
+        concurrency: Requests at a time.
+
+    Returns:
+        All answers, earlier ones included.
+    """
+    answers = read_answers(path)
+    done = {(answer.task, answer.id, answer.arm) for answer in answers}
+    todo = [(p, arm) for p in prompts for arm in ARMS if (p.task, p.id, arm) not in done]
+    client = openai.AsyncOpenAI(base_url=f"{base_url}/v1", api_key="none", timeout=_TIMEOUT_S, max_retries=0)
+    places = asyncio.Semaphore(concurrency)
+    with path.open("a") as raw, Progress() as progress:
+        bar = progress.add_task("answers", total=len(todo) + len(done), completed=len(done))
+
+        async def send(prompt: Prompt, arm: str) -> None:
+            async with places:
+                response = await client.chat.completions.create(
+                    model=model,
+                    messages=[{"role": "user", "content": prompt.text}],
+                    temperature=0,
+                    max_tokens=max_tokens,
+                    extra_body={"return_token_ids": True, "vllm_xargs": ARMS[arm]},
+                )
+            answer = _read(prompt, arm, response.model_dump())
+            answers.append(answer)
+            raw.write(json.dumps(asdict(answer)) + "\n")
+            raw.flush()
+            progress.advance(bar)
+
+        await asyncio.gather(*(send(prompt, arm) for prompt, arm in todo))
+    return answers
+
+
+def _read(prompt: Prompt, arm: str, response: dict[str, Any]) -> Answer:
+    choice = response["choices"][0]
+    speculation = response["metrics"]["speculative_decoding"]
+    asd = speculation["asd"]
+    token_ids = choice["token_ids"]
+    return Answer(
+        task=prompt.task,
+        id=prompt.id,
+        arm=arm,
+        tokens=len(token_ids),
+        rounds=speculation["num_spec_steps"],
+        accepted=speculation["num_accepted_draft_tokens"],
+        strict_accepted=asd["strict_accepted_tokens"] if asd["verified_blocks"] else None,
+        exceptions=asd["exceptions"],
+        regret_spent=asd["regret_spent"],
+        exhausted_at=asd["exhausted_at_token"],
+        digest=hashlib.sha256(json.dumps(token_ids).encode()).hexdigest()[:16],
+        token_ids=token_ids,
+        finish_reason=choice["finish_reason"],
+    )

@@ -1,0 +1,106 @@
+"""Wrong server settings stop the start with one line that names the key and the fix."""
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from vllm_asd import AsdConfig, AsdConfigError
+from vllm_asd.config import split_speculative_config
+from vllm_asd.upstream.engine_args import CONFIG_KEY, asd_config_of
+from vllm_asd.upstream.patching import APPLIED
+
+NGRAM = {"method": "ngram", "num_speculative_tokens": 3, "prompt_lookup_max": 3}
+
+WRONG: list[tuple[dict[str, Any], str]] = [
+    ({"asd_budget": -1}, "asd_budget must be a finite number >= 0"),
+    ({"asd_budget": "8"}, "asd_budget must be a finite number >= 0"),
+    ({"asd_budget": float("nan")}, "asd_budget must be a finite number >= 0"),
+    ({"asd_budget": float("inf")}, "asd_budget must be a finite number >= 0"),
+    ({"asd_budget": None}, "asd_budget must be a finite number >= 0"),
+    ({"asd_budget": True}, "asd_budget must be a finite number >= 0"),
+    ({"asd_budget": {"a": 1}}, "asd_budget must be a finite number >= 0"),
+    ({"asd_gate": -0.25}, "asd_gate must be a finite number >= 0"),
+    ({"asd_gate": "strict"}, "asd_gate must be a finite number >= 0"),
+    ({"asd_refill": -1}, "asd_refill must be a finite number >= 0"),
+    ({"asd_block_cap": 1.5}, "asd_block_cap must be an integer from 0 to 128"),
+    ({"asd_block_cap": 129}, "asd_block_cap must be an integer from 0 to 128"),
+    ({"asd_block_cap": -1}, "asd_block_cap must be an integer from 0 to 128"),
+    ({"asd_block_cap": False}, "asd_block_cap must be an integer from 0 to 128"),
+    ({"asd_pricing": "realised"}, "send 'remaining' or 'realized'"),
+    ({"asd_scope": "answer"}, "send 'all' or 'reasoning'"),
+    ({"asd_protect": "eos"}, "send 'stop' or 'none'"),
+    ({"asd_mode": "on"}, "send 'enforce' or 'shadow'"),
+    ({"asd_mode": None}, "send 'enforce' or 'shadow'"),
+    ({"asd_budgets": 8}, "asd_budgets is not an ASD key"),
+    ({"asd_": 8}, "asd_ is not an ASD key"),
+    ({"asd-gate": "x"}, "asd_gate must be a finite number >= 0"),
+]
+
+
+@pytest.mark.parametrize(("keys", "message"), WRONG, ids=[str(keys) for keys, _ in WRONG])
+def test_wrong_key(keys: dict[str, Any], message: str) -> None:
+    """One line, with the key and what is allowed."""
+    with pytest.raises(AsdConfigError) as caught:
+        split_speculative_config({**NGRAM, "rejection_sample_method": "asd", **keys})
+    assert message in str(caught.value)
+    assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize("method", [None, "standard", "synthetic"])
+def test_keys_without_the_method(method: str | None) -> None:
+    """An `asd_` key that would be silently strict is refused."""
+    given = {**NGRAM, "asd_budget": 8.0} | ({} if method is None else {"rejection_sample_method": method})
+    with pytest.raises(AsdConfigError, match='asd_budget needs "rejection_sample_method": "asd"'):
+        split_speculative_config(given)
+
+
+def test_other_methods_are_left_alone() -> None:
+    """Without ASD the dictionary is vLLM's, unchanged."""
+    given = {**NGRAM, "rejection_sample_method": "synthetic", "synthetic_acceptance_rate": 0.5}
+    assert split_speculative_config(given) == (given, None)
+
+
+@pytest.fixture
+def engine_args() -> Iterator[Any]:
+    """The `EngineArgs` of vLLM with the plugin's start-up patches, put back afterwards."""
+    from vllm.engine.arg_utils import EngineArgs
+
+    from vllm_asd.plugin import register
+
+    register()
+    yield EngineArgs
+    APPLIED.undo_all()
+
+
+def test_the_start_carries_the_settings(engine_args: Any, tiny_llama_dir: Path) -> None:
+    """From the argument to the configuration that every process gets; vLLM sees its own method."""
+    keys = {"asd_budget": 4, "asd_gate": 0.5}
+    given = {**NGRAM, "rejection_sample_method": "asd", **keys}
+    args = engine_args(model=str(tiny_llama_dir), speculative_config=given, enforce_eager=True)
+    for _ in range(2):  # several API servers build it from the same arguments
+        built = args.create_engine_config()
+        assert asd_config_of(built) == AsdConfig(**keys)
+        assert built.speculative_config.rejection_sample_method == "standard"
+
+
+def test_the_start_refuses(engine_args: Any, tiny_llama_dir: Path) -> None:
+    """A wrong key, and an additional configuration that claims our place."""
+    wrong = {**NGRAM, "rejection_sample_method": "asd", "asd_gate": -1}
+    with pytest.raises(AsdConfigError, match="asd_gate"):
+        engine_args(model=str(tiny_llama_dir), speculative_config=wrong).create_engine_config()
+    right = {**NGRAM, "rejection_sample_method": "asd"}
+    with pytest.raises(AsdConfigError, match="--additional-config"):
+        engine_args(
+            model=str(tiny_llama_dir),
+            speculative_config=right,
+            additional_config={CONFIG_KEY: {"asd_budget": 99}},
+        ).create_engine_config()
+
+
+def test_not_asked_for(engine_args: Any, tiny_llama_dir: Path) -> None:
+    """Without the method the configuration is what it would be without the plugin."""
+    built = engine_args(model=str(tiny_llama_dir), speculative_config=dict(NGRAM)).create_engine_config()
+    assert asd_config_of(built) is None
+    assert built.additional_config == {}

