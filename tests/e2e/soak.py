@@ -1,6 +1,6 @@
-"""Five hundred requests through a KV cache that is too small, with aborts and reused ids.
+"""Hundreds of requests through a KV cache that is too small, with aborts and reused ids.
 
-    python -m tests.e2e.soak TARGET DRAFTER
+    python -m tests.e2e.soak TARGET DRAFTER [REQUESTS]
 
 After every step the whole ledger is read back and held against each request's own budget. The last line of
 stdout is JSON with what was seen; a broken bound ends the process with a traceback.
@@ -13,13 +13,14 @@ from typing import Any
 
 from vllm import EngineArgs, LLMEngine, SamplingParams
 
-NUM_REQUESTS = 500
 IN_FLIGHT = 40
 BUDGETS = (0.0, 0.25, 1.0, 3.0, 8.0)
 
 
-def main(target: str, drafter: str) -> None:
+def main(target: str, drafter: str, requests: str = "500") -> None:
     """Run the soak."""
+    num_requests = int(requests)
+    num_reused = num_requests * 3 // 25
     engine = LLMEngine.from_engine_args(_arguments(target, drafter))
     core: Any = engine.engine_core
     scheduler = core.engine_core.scheduler
@@ -30,13 +31,13 @@ def main(target: str, drafter: str) -> None:
     budgets: dict[str, float] = {}
     seen = {"finished": 0, "aborted": 0, "steps": 0, "charged": 0, "exhausted": 0, "reused_ids": 0}
     peak_entries = added = 0
-    while added < NUM_REQUESTS or engine.has_unfinished_requests():
-        while added < NUM_REQUESTS and len(budgets) < IN_FLIGHT:
+    while added < num_requests or engine.has_unfinished_requests():
+        while added < num_requests and len(budgets) < IN_FLIGHT:
             # A freed id comes back for another request, with another budget.
-            request_id = f"request-{added % 60}"
+            request_id = f"request-{added % num_reused}"
             if request_id in budgets:
                 request_id = f"fresh-{added}"
-            seen["reused_ids"] += added >= 60 and request_id.startswith("request-")
+            seen["reused_ids"] += added >= num_reused and request_id.startswith("request-")
             budgets[request_id] = chance.choice(BUDGETS)
             engine.add_request(request_id, _prompt(chance), _params(chance, budgets[request_id]))
             added += 1

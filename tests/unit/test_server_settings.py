@@ -76,7 +76,7 @@ def engine_args() -> Iterator[Any]:
 
 def test_the_start_carries_the_settings(engine_args: Any, tiny_llama_dir: Path) -> None:
     """From the argument to the configuration that every process gets; vLLM sees its own method."""
-    keys = {"asd_budget": 4, "asd_gate": 0.5}
+    keys: dict[str, Any] = {"asd_budget": 4, "asd_gate": 0.5}
     given = {**NGRAM, "rejection_sample_method": "asd", **keys}
     args = engine_args(model=str(tiny_llama_dir), speculative_config=given, enforce_eager=True)
     for _ in range(2):  # several API servers build it from the same arguments
