@@ -39,11 +39,12 @@ def main(target: str, drafter: str, requests: str = "500") -> None:
                 request_id = f"fresh-{added}"
             seen["reused_ids"] += added >= num_reused and request_id.startswith("request-")
             budgets[request_id] = chance.choice(BUDGETS)
-            engine.add_request(request_id, _prompt(chance), _params(chance, budgets[request_id]))
+            params = _params(chance, budgets[request_id])
+            engine.add_request(request_id, _prompt(chance), params, priority=chance.randrange(9))
             added += 1
         for output in engine.step():
             if output.finished:
-                report = output.outputs[0].spec_decode_metrics.to_dict()["asd"]
+                report = output.outputs[0].spec_decode_metrics.to_dict().get("asd")
                 _check_report(report, budgets.pop(output.request_id), seen)
                 seen["finished"] += 1
         entries = verifier.ledger.snapshot()
@@ -76,8 +77,11 @@ def _arguments(target: str, drafter: str) -> EngineArgs:
         model=target,
         enforce_eager=True,
         max_model_len=256,
-        max_num_seqs=16,
-        num_gpu_blocks_override=28,
+        # New requests of a higher priority run while preempted ones keep their entries: more entries than
+        # sequences.
+        scheduling_policy="priority",
+        max_num_seqs=6,
+        num_gpu_blocks_override=14,
         block_size=32,
         max_num_batched_tokens=256,
         per_request_spec_decode_metrics="detailed",

@@ -38,3 +38,4 @@ def test_soak(tiny_llama_dir: Path, tiny_llama_drafter_dir: Path) -> None:
     assert seen["reused_ids"] > 100
     assert seen["charged"] > 100
     assert seen["grew"]
+    assert seen["peak_entries"] > 6  # max_num_seqs

@@ -56,8 +56,10 @@ class Patch:
             for parent in parents:
                 owner = getattr(owner, parent)
             getattr(owner, name)
-        except (ImportError, AttributeError):
-            raise PatchError(f"{self.target} does not exist in the installed vLLM: {_FIX}") from None
+        except (ImportError, AttributeError) as error:
+            raise PatchError(
+                f"{self.target} does not exist in the installed vLLM ({error}): {_FIX}"
+            ) from None
         return owner, name
 
     def check(self) -> tuple[Any, str]:
