@@ -40,10 +40,10 @@ A round is one pass of the target model. In the texts, \u00abkept|target\u00bb m
 token that was kept, and what the target itself would have said."""
 
 _CAVEAT = """\
-This is no speed-up, and no time is shown. The draft model is a copy of the target at lower precision and
-costs as much as the target itself; n-gram drafts cost nothing, but nobody serves a 135M model on a CPU.
-What carries over to a real drafter is the rounds, not the seconds. Nor do rounds say anything about
-quality: a model this small errs and repeats itself under either rule. `vllm-asd audit` is for that."""
+This is no speed-up, and no time is shown. The draft model is a copy of the target at lower precision
+and costs as much as the target itself; n-gram drafts cost next to nothing, but nobody serves a 135M
+model on a CPU. What carries over to a real drafter is the rounds, not the seconds. Nor do rounds say
+anything about quality: a model this small errs and repeats itself under either rule."""
 
 
 def main() -> int:

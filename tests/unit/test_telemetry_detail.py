@@ -3,6 +3,7 @@
 import pytest
 import torch
 
+from vllm_asd import telemetry
 from vllm_asd.kernels import DraftBlocks, Outcome, RowLimits, verify_drafts_reference
 from vllm_asd.telemetry.exception_detail import exception_detail
 from vllm_asd.telemetry.step_report import StepReport
@@ -32,6 +33,14 @@ def decide(counts: list[int], block_cap: int, seed: int) -> tuple[DraftBlocks, O
     return blocks, verify_drafts_reference(blocks, rows), expected
 
 
+@pytest.fixture(params=["cpu", "device"])
+def place(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Both ways to pick rows: those that are exceptions, or as many as there may be."""
+    if request.param == "device":
+        monkeypatch.setattr(telemetry.exception_detail, "_counts_for_free", lambda _device: False)
+
+
+@pytest.mark.usefixtures("place")
 @pytest.mark.parametrize("block_cap", [1, 2, 9])
 @pytest.mark.parametrize("counts", [[3], [4, 0, 2], [1, 5, 5, 2]])
 def test_is_what_a_log_softmax_says(counts: list[int], block_cap: int) -> None:
@@ -55,6 +64,7 @@ def test_is_what_a_log_softmax_says(counts: list[int], block_cap: int) -> None:
     assert seen > 10
 
 
+@pytest.mark.usefixtures("place")
 def test_a_step_without_exceptions_reports_none_whatever_its_logits() -> None:
     blocks, outcome, _ = decide([2, 2], 2, seed=0)
     blocks.logits.fill_(torch.nan)

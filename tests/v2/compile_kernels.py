@@ -10,7 +10,7 @@ import triton
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 
-from vllm_asd.kernels import triton_blocks, triton_verify
+from vllm_asd.kernels import triton_blocks, triton_charge, triton_verify
 
 TARGETS = [GPUTarget("cuda", capability, 32) for capability in (80, 90, 100)]
 
@@ -25,6 +25,13 @@ BLOCK_TYPES = {
     "draft_ids_ptr": "*i64",
     "free_ptr": "*u8",
     "largest_regret": "fp32",
+}
+CHARGE_TYPES = {
+    "spent_ptr": "*fp64",
+    "accounts_ptr": "*fp64",
+    "slots_ptr": "*i64",
+    "charged_ptr": "*fp64",
+    "emitted_ptr": "*i64",
 }
 VERIFY_TYPES = {
     "counts_ptr": "*i64",
@@ -54,7 +61,9 @@ def compile_one(kernel: Any, types: dict[str, str], constants: dict[str, Any], n
     indices = {(names.index(name),): value for name, value in constants.items()}
     for target in TARGETS:
         source = ASTSource(fn=kernel, signature=signature, constexprs=indices)
-        compiled = triton.compile(source, target=target, options={"num_warps": num_warps})
+        compiled = triton.compile(
+            source, target=target, options={"num_warps": num_warps, "enable_fp_fusion": False}
+        )
         assert compiled.asm["cubin"]
     return len(TARGETS)
 
@@ -70,6 +79,9 @@ def main() -> None:
     count += compile_one(triton_blocks._align_kernel, BLOCK_TYPES, {"WIDTH": 8, "NUM_BLOCKS": 32}, 4)
     count += compile_one(triton_blocks._nan_kernel, BLOCK_TYPES, {"BLOCK": 8192}, 4)
     count += compile_one(triton_blocks._scan_kernel, BLOCK_TYPES, {"BLOCK": 8192}, 4)
+    for refills in (False, True):
+        constants = {"REFILLS": refills, "BLOCK": 128}
+        count += compile_one(triton_charge._charge_kernel, CHARGE_TYPES, constants, 4)
     print(f"compiled {count} kernels")
 
 

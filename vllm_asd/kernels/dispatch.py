@@ -77,12 +77,13 @@ def _load_cpu() -> _Kernels:
 
 def _load_triton() -> _Kernels:
     try:
-        from vllm_asd.kernels import triton_blocks, triton_verify
+        from vllm_asd.kernels import triton_blocks, triton_charge, triton_verify
     except ImportError as error:
         logger.warning("ASD: decides in plain torch, with more launches per step: %s", error)
         return _REFERENCE
     return _Kernels(
         verify=triton_verify.verify_drafts_triton,
+        charge=triton_charge.charge_accounts_triton,
         align=triton_blocks.align,
         free_of_nan=triton_blocks.free_of_nan,
     )

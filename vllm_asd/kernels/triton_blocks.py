@@ -35,7 +35,8 @@ def scan_blocks(logits: Tensor, block: int = VOCAB_BLOCK) -> BlockMaxima:
     return BlockMaxima(value, token_id)
 
 
-@triton.jit
+# A chunk of a step begins anywhere in the drafts, which must not make Triton compile anew.
+@triton.jit(do_not_specialize_on_alignment=["draft_sampled_ptr", "cu_num_logits_ptr"])
 def _align_kernel(  # type: ignore[no-untyped-def]
     best_ptr,
     argmax_ptr,
@@ -74,8 +75,8 @@ def _align_kernel(  # type: ignore[no-untyped-def]
 def align(maxima: BlockMaxima, draft_sampled: Tensor, cu_num_logits: Tensor, width: int) -> Alignment:
     """See :func:`.blocks.align`."""
     num_rows, num_blocks = maxima.value.shape
-    out = torch.empty(3, num_rows, dtype=torch.int64, device=draft_sampled.device)
-    alignment = Alignment(*out.unbind(0))
+    device = draft_sampled.device
+    alignment = Alignment(*(torch.empty(num_rows, dtype=torch.int64, device=device) for _ in range(3)))
     num_requests = cu_num_logits.shape[0] - 1
     if num_requests:
         _align_kernel[(num_requests,)](

@@ -15,8 +15,20 @@ _END, _GATE, _CAP = tl.constexpr(0), tl.constexpr(1), tl.constexpr(2)
 _BUDGET, _PROTECTED, _INVALID = tl.constexpr(3), tl.constexpr(4), tl.constexpr(5)
 
 
-# A set of protected ids of another size must not make Triton compile anew in the middle of serving.
-@triton.jit(do_not_specialize=["num_protected"])
+# Neither a set of protected ids of another size nor a chunk that begins elsewhere in memory may make Triton
+# compile anew in the middle of serving.
+@triton.jit(
+    do_not_specialize=["num_protected"],
+    do_not_specialize_on_alignment=[
+        "argmax_ptr",
+        "draft_ids_ptr",
+        "cu_num_draft_ptr",
+        "gate_ptr",
+        "block_cap_ptr",
+        "shadow_ptr",
+        "protected_ids_ptr",
+    ],
+)
 def _verify_kernel(  # type: ignore[no-untyped-def]
     counts_ptr,
     stop_ptr,

@@ -37,7 +37,7 @@ def exception_detail(blocks: DraftBlocks, outcome: Outcome, block_cap: int) -> T
     result = torch.zeros(2, num_rows * num_entries, dtype=torch.float64, device=flat.device)
     if blocks.logits.shape[0] > 0:
         entries = torch.arange(flat.shape[0], device=flat.device)
-        if flat.device.type == "cpu":
+        if _counts_for_free(flat.device):
             entries = entries[valid.reshape(-1)]
         rows = flat[entries]
         logits = blocks.logits.index_select(0, rows).to(torch.float32)
@@ -45,3 +45,8 @@ def exception_detail(blocks: DraftBlocks, outcome: Outcome, block_cap: int) -> T
         result[0, entries] = blocks.draft_ids[rows].to(torch.float64)
         result[1, entries] = logprob.to(torch.float64)
     return result.reshape(2, num_rows, num_entries).transpose(0, 1).reshape(num_rows, 2 * num_entries)
+
+
+def _counts_for_free(device: torch.device) -> bool:
+    """Whether asking how many exceptions there are does not make the host wait."""
+    return device.type == "cpu"

@@ -7,10 +7,18 @@ import torch
 from torch import Tensor
 
 from tests.property.test_verify_kernels import assert_same, collate, random_case
-from vllm_asd.kernels import BlockMaxima, DraftBlocks, RowLimits, blocks, verify_drafts_reference
+from vllm_asd.kernels import (
+    BlockMaxima,
+    DraftBlocks,
+    RowLimits,
+    blocks,
+    charge_accounts_reference,
+    verify_drafts_reference,
+)
 from vllm_asd.policy import Pricing, StopReason
 
 triton_blocks = pytest.importorskip("vllm_asd.kernels.triton_blocks")
+triton_charge = pytest.importorskip("vllm_asd.kernels.triton_charge")
 triton_verify = pytest.importorskip("vllm_asd.kernels.triton_verify")
 
 # NumPy, which interprets, says so where a GPU subtracts infinities without a word.
@@ -160,3 +168,26 @@ def test_looking_for_nan(device: torch.device) -> None:
     assert torch.equal(mine, blocks.free_of_nan(drafts, 1.0))
     assert 0 < (~mine).sum() < 9
     assert triton_blocks.free_of_nan(drafts, -1.0).all()
+
+
+@pytest.mark.parametrize("refill", [False, True])
+@pytest.mark.parametrize("num_rows", [1, 7, 300])
+def test_charging(num_rows: int, refill: bool, device: torch.device) -> None:
+    """Charges above what is left, refills up to the budget, and dummy rows that carry anything."""
+    generator = torch.Generator().manual_seed(num_rows)
+    accounts = torch.rand(num_rows + 1, 7, generator=generator, dtype=torch.float64)
+    accounts[:, 2] += 0.5
+    accounts[0] = 0
+    slots = torch.randperm(num_rows, generator=generator) + 1
+    slots[num_rows // 2 :: 3] = 0
+    charged = torch.rand(num_rows, generator=generator, dtype=torch.float64) * 1.2
+    charged[slots == 0] = torch.nan
+    emitted = torch.randint(0, 9, (num_rows,), generator=generator) if refill else None
+    copy = accounts.clone()
+    expected = charge_accounts_reference(copy, slots, charged, emitted)
+    moved = accounts.to(device)
+    spent = triton_charge.charge_accounts_triton(
+        moved, slots.to(device), charged.to(device), None if emitted is None else emitted.to(device)
+    ).cpu()
+    assert torch.equal(moved.cpu(), copy)
+    assert torch.equal(spent[slots > 0], expected[slots > 0])
