@@ -1,4 +1,4 @@
-"""Approximate Speculative Decoding for vLLM: a bounded, visible, audited relaxation of greedy verification."""
+"""Approximate Speculative Decoding for vLLM: bounded, visible, audited relaxation of greedy verification."""
 
 from typing import TYPE_CHECKING, Any
 

@@ -125,7 +125,8 @@ class AsdConfig(BaseModel):
         if key == "asd_mode":
             if allowed == "shadow" and asked == "enforce":
                 raise AsdConfigError(
-                    "asd_mode='enforce' is laxer than the server's 'shadow': leave asd_mode out or send 'shadow'"
+                    "asd_mode='enforce' is laxer than the server's 'shadow': "
+                    "leave asd_mode out or send 'shadow'"
                 )
         elif asked > allowed:
             raise AsdConfigError(
@@ -134,7 +135,7 @@ class AsdConfig(BaseModel):
 
 
 class RequestKeys(BaseModel):
-    """The keys a request may send in ``vllm_xargs`` (types and signs only; the server's limits come after)."""
+    """The keys a request may send in ``vllm_xargs``: types and signs; the server's limits come after."""
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 

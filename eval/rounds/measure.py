@@ -117,6 +117,8 @@ async def measure(
             raw.write(json.dumps(asdict(answer)) + "\n")
             raw.flush()
             progress.advance(bar)
+            if not progress.console.is_terminal and len(answers) % 20 == 0:
+                progress.console.print(f"{len(answers)} of {len(todo) + len(done)} answers")
 
         await asyncio.gather(*(send(prompt, arm) for prompt, arm in todo))
     return answers

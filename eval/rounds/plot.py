@@ -33,7 +33,7 @@ def draw(report: dict[str, Any], picture: Path) -> None:
         left.bar_label(bar, [f"x{ratio:.2f}\n({low:.2f}-{high:.2f})"], fontsize=8, padding=2)
     left.set_xticks(range(len(names)), names)
     left.set_ylabel("tokens per verification round")
-    left.set_ylim(0, 1.25 * max(row["asd"] for row in rows))
+    left.set_ylim(0, 1.35 * max(row["asd"] for row in rows))
     left.legend(["strict (budget 0)", "ASD"], frameon=False, loc="upper left", fontsize=8)
     speculation = report["speculation"]
     left.set_title(
@@ -43,11 +43,12 @@ def draw(report: dict[str, Any], picture: Path) -> None:
 
     for offset, key, color in ((-0.2, "changed", ASD), (0.2, "changed_by_itself", STRICT)):
         places = [index + offset for index in range(len(rows))]
-        right.bar(places, [100 * row[key] for row in rows], 0.38, color=color)
+        bar = right.bar(places, [100 * row[key] for row in rows], 0.38, color=color)
+        right.bar_label(bar, fmt="%.0f", fontsize=8, padding=2)
     right.set_xticks(range(len(names)), names)
     right.set_ylabel("% of answers that differ from strict")
-    right.set_ylim(0, 105)
-    right.legend(["ASD", "strict, run again"], frameon=False, loc="center right", fontsize=8)
+    right.set_ylim(0, 135)
+    right.legend(["ASD", "strict, run again"], frameon=False, loc="upper right", fontsize=8)
     budget, gate, cap = (speculation[f"asd_{key}"] for key in ("budget", "gate", "block_cap"))
     right.set_title(f"B = {budget:g}, g = {gate:g}, M = {cap}", fontsize=9)
     for axis in (left, right):

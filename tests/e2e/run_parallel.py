@@ -2,7 +2,7 @@
 
     python -m tests.e2e.run_parallel TARGET DRAFTER
 
-The last line of stdout is JSON with what was seen.
+One line of stdout is JSON with what was seen.
 """
 
 import json

@@ -42,7 +42,7 @@ GENERATE = Patch(
         "reasoning_parser_kwargs",
     ),
     why="an async generator checks nothing before its first item, which is after the stream has begun",
-    remove_when="as above",
+    remove_when="vLLM validates vllm_xargs through plugins before it starts a stream",
     process="front end",
     hot=True,
 )

@@ -181,7 +181,9 @@ def test_charging(num_rows: int, refill: bool, device: torch.device) -> None:
     slots = torch.randperm(num_rows, generator=generator) + 1
     slots[num_rows // 2 :: 3] = 0
     charged = torch.rand(num_rows, generator=generator, dtype=torch.float64) * 1.2
-    charged[slots == 0] = torch.nan
+    charged[slots == 0] = (
+        torch.tensor([torch.nan, -torch.inf]).repeat(num_rows)[: int((slots == 0).sum())].double()
+    )
     emitted = torch.randint(0, 9, (num_rows,), generator=generator) if refill else None
     copy = accounts.clone()
     expected = charge_accounts_reference(copy, slots, charged, emitted)

@@ -1,0 +1,266 @@
+"""`vllm-asd plan`: does speculation pay here, at which k, and up to which draft cost and load?"""
+
+from __future__ import annotations
+
+import json
+from fractions import Fraction
+from pathlib import Path
+from typing import Annotated, Any, NoReturn
+
+import typer
+from rich.console import Console
+
+from eval.cost import words
+from eval.cost.curve import Curve, parse_curve
+from eval.cost.plan import SCHEMA, Arm, ArmPlan, plan_arm
+from eval.cost.speed import MAX_K, Costs
+from eval.cost.tables import law_table, load_table, output_laws, plan_table
+
+app = typer.Typer(add_completion=False, rich_markup_mode="markdown")
+_UNBOUNDED = 1000
+
+_JOINT = (
+    "One rate, assumed independent (0.7), or the share of blocks accepted at least that far (0.82,0.66,0.5)."
+)
+
+
+@app.command()
+def main(
+    acceptance: Annotated[str | None, typer.Option(help=f"Strict. {_JOINT}", metavar="A[,A...]")] = None,
+    asd_acceptance: Annotated[str | None, typer.Option(help="ASD, likewise.", metavar="A[,A...]")] = None,
+    url: Annotated[str | None, typer.Option(help="Read both from this server's /metrics instead.")] = None,
+    draft_cost: Annotated[
+        float | None, typer.Option(help="One draft token, in plain decode steps.", metavar="C")
+    ] = None,
+    verify_cost: Annotated[
+        str | None,
+        typer.Option(
+            help="Verifying k + 1 tokens, in plain decode steps: 1.1 or, by k, 4=1.1,8=1.3.", metavar="G"
+        ),
+    ] = None,
+    overhead: Annotated[
+        float | None,
+        typer.Option(help="Per round, in plain decode steps; also a drafter of one pass per block."),
+    ] = None,
+    baseline_ms: Annotated[
+        float | None, typer.Option(help="One plain decode step: adds ms per token.")
+    ] = None,
+    draft_ms: Annotated[
+        float | None, typer.Option(help="In place of --draft-cost; needs --baseline-ms.")
+    ] = None,
+    verify_ms: Annotated[str | None, typer.Option(help="In place of --verify-cost, likewise.")] = None,
+    overhead_ms: Annotated[float | None, typer.Option(help="In place of --overhead, likewise.")] = None,
+    verify_by_concurrency: Annotated[
+        str | None,
+        typer.Option(
+            help="Verification in decode steps at that concurrency: 1=1.0,16=1.6,64=3.", metavar="N=G,..."
+        ),
+    ] = None,
+    k: Annotated[
+        int | None,
+        typer.Option(help="The k of --verify-by-concurrency; with --url, the server's.", min=1, max=MAX_K),
+    ] = None,
+    law: Annotated[
+        tuple[str, str] | None, typer.Option(help="Instead: output laws for a target's P and a draft's Q.")
+    ] = None,
+    gate: Annotated[float, typer.Option(help="With --law: asd_gate.", min=0)] = 0.25,
+    budget: Annotated[float, typer.Option(help="With --law: nats left of the budget.", min=0)] = 8.0,
+    at_stake: Annotated[int, typer.Option(help="With --law: draft tokens from here to the end.", min=1)] = 7,
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON for scripts.")] = False,
+    plot: Annotated[
+        Path | None, typer.Option(help="Write a picture here (.png, .svg).", dir_okay=False)
+    ] = None,
+) -> None:
+    """Estimate from a cost model whether speculation pays: strict and ASD, for k = 1 to 16.
+
+    Example: vllm-asd plan --acceptance 0.7 --asd-acceptance 0.8 --draft-cost 0.05
+
+    With loads: vllm-asd plan --url http://localhost:8000 --draft-cost 0.05
+    --verify-by-concurrency 1=1,16=1.6,64=3
+
+    Exactness: vllm-asd plan --law 0.5,0.3,0.2 0.7,0.2,0.1
+    """
+    try:
+        if law is not None:
+            _laws(_law("P", law[0]), _law("Q", law[1]), gate, budget, at_stake, as_json)
+            return
+        costs = _costs(baseline_ms, (draft_cost, verify_cost, overhead), (draft_ms, verify_ms, overhead_ms))
+        assumed = verify_cost is None and verify_ms is None
+        loads = _loads(verify_by_concurrency)
+        arms, notes, served_k = _arms(acceptance, asd_acceptance, url)
+        k = k or served_k
+        if loads is not None and k is None:
+            raise ValueError("give --k, the draft length that --verify-by-concurrency was measured at")
+        plans = [plan_arm(arm, costs, baseline_ms, loads, k or 1) for arm in arms]
+    except ValueError as error:
+        _stop(error)
+    cost_line = words.cost_line(costs, assumed)
+    if plot is not None:
+        _plot(plans, cost_line, plot)
+    if as_json:
+        typer.echo(json.dumps(_report(plans, costs, assumed, notes), indent=2))
+    else:
+        _print(plans, cost_line, notes)
+
+
+def _stop(reason: object) -> NoReturn:
+    typer.echo(f"vllm-asd plan: {reason}", err=True)
+    raise typer.Exit(1) from None
+
+
+def _costs(
+    baseline_ms: float | None,
+    in_steps: tuple[float | None, str | None, float | None],
+    in_ms: tuple[float | None, str | None, float | None],
+) -> Costs:
+    """Read (draft, verify, overhead) in one of the two units.
+
+    Raises:
+        ValueError: Both units, no draft cost, or milliseconds without a baseline.
+    """
+    if any(value is not None for value in in_ms):
+        if any(value is not None for value in in_steps):
+            raise ValueError("give costs in decode steps or in ms, not both")
+        if baseline_ms is None:
+            raise ValueError("times in ms need --baseline-ms, one plain decode step")
+        draft, verify, overhead = in_ms
+        if draft is None:
+            raise ValueError("give --draft-ms, the time of one draft token")
+        return Costs.from_ms(
+            baseline_ms, draft, parse_curve(verify) if verify else baseline_ms, overhead or 0.0
+        )
+    draft, verify, overhead = in_steps
+    if draft is None:
+        raise ValueError(
+            "give --draft-cost (one draft token in plain decode steps; /metrics does not tell it)"
+        )
+    if baseline_ms is not None and not 0 < baseline_ms < float("inf"):
+        raise ValueError("--baseline-ms must be above 0")
+    return Costs(draft, parse_curve(verify) if verify else 1.0, overhead or 0.0)
+
+
+def _loads(text: str | None) -> Curve | None:
+    if text is None:
+        return None
+    curve = parse_curve(text)
+    if not isinstance(curve, Curve):
+        raise ValueError("--verify-by-concurrency wants N=COST,N=COST,...")
+    return curve
+
+
+def _arms(
+    acceptance: str | None, asd_acceptance: str | None, url: str | None
+) -> tuple[tuple[Arm, ...], tuple[str, ...], int | None]:
+    """The arms, what to know about them, and the server's k if one was asked."""
+    if url is not None:
+        if acceptance is not None or asd_acceptance is not None:
+            raise ValueError("give --url or acceptances, not both")
+        return _ask(url)
+    given = (("strict", acceptance), ("ASD", asd_acceptance))
+    arms = tuple(Arm(name, _acceptance(text)) for name, text in given if text is not None)
+    if not arms:
+        raise ValueError("give --acceptance, --asd-acceptance or --url")
+    return arms, (), None
+
+
+def _ask(url: str) -> tuple[tuple[Arm, ...], tuple[str, ...], int]:
+    try:
+        from eval.cost.counters import CountersError, fetch_metrics, read_counters
+    except ImportError as error:
+        _stop(f"reading /metrics needs {error.name}, which vLLM brings: pip install {error.name}")
+    try:
+        reading = read_counters(fetch_metrics(url))
+    except CountersError as error:
+        _stop(error)
+    notes = (f"The server drafts k={reading.k}; counters since its start.", *reading.notes)
+    return reading.arms, notes, reading.k
+
+
+def _acceptance(text: str) -> float | tuple[float, ...]:
+    try:
+        values = tuple(float(part) for part in text.split(","))
+    except ValueError:
+        raise ValueError(f"an acceptance is a number or numbers with commas between, got {text!r}") from None
+    return values if len(values) > 1 else values[0]
+
+
+def _law(name: str, text: str) -> tuple[Fraction, ...]:
+    try:
+        return tuple(Fraction(part) for part in text.split(","))
+    except (ValueError, ZeroDivisionError):
+        raise ValueError(f"{name} is a list like 0.5,0.3,0.2, got {text!r}") from None
+
+
+def _laws(
+    p: tuple[Fraction, ...], q: tuple[Fraction, ...], gate: float, budget: float, at_stake: int, as_json: bool
+) -> None:
+    from eval.cost.law import greedy_law, total_variation
+
+    laws = output_laws(p, q, gate, at_stake, budget)
+    if as_json:
+        found = {
+            name: {
+                "law": [float(value) for value in law],
+                "tv_to_p": float(total_variation(law, p)),
+                "tv_to_greedy": float(total_variation(law, greedy_law(p))),
+            }
+            for name, law in laws.items()
+        }
+        typer.echo(json.dumps({"schema": "vllm-asd/law/1", "laws": found}, indent=2))
+        return
+    console = Console(highlight=False)
+    console.print(law_table(p, q, laws))
+    console.print(
+        "Exact and naive verify a sampled draft, and stand for P; strict and ASD stand for greedy P."
+    )
+    console.print(f"ASD: gate {gate:g}, {at_stake} draft tokens at stake, {budget:g} nats left.")
+
+
+def _report(plans: list[ArmPlan], costs: Costs, assumed: bool, notes: tuple[str, ...]) -> dict[str, Any]:
+    verify = dict(costs.verify.points) if isinstance(costs.verify, Curve) else costs.verify
+    return {
+        "schema": SCHEMA,
+        "unit": "plain decode steps",
+        "costs": {
+            "draft": costs.draft,
+            "verify": verify,
+            "verify_assumed": assumed,
+            "overhead": costs.overhead,
+        },
+        "notes": list(notes),
+        "arms": {plan.arm.name: plan.as_json() for plan in plans},
+    }
+
+
+def _print(plans: list[ArmPlan], cost_line: str, notes: tuple[str, ...]) -> None:
+    console = Console(highlight=False)
+    together = plan_table(plans)
+    natural = console.measure(together, options=console.options.update(max_width=_UNBOUNDED)).maximum
+    fits = natural <= console.width
+    for table in [together] if fits else [plan_table([plan]) for plan in plans]:
+        console.print(table)
+    console.print("* best; ~ beyond the measured positions, extrapolated", style="dim")
+    if any(plan.load for plan in plans):
+        console.print(load_table(plans))
+    for line in (cost_line, *(f"{plan.arm.name} acceptance: {plan.arm.source}." for plan in plans), *notes):
+        console.print(line, soft_wrap=True, markup=False)
+    if any(plan.arm.name == "ASD" for plan in plans):
+        console.print(
+            "ASD's acceptance is for the k it was measured at: the gate's price depends on k.", soft_wrap=True
+        )
+    console.print()
+    for plan in plans:
+        console.print(plan.verdict, style="bold" if plan.best.speedup > 1 else "bold red", soft_wrap=True)
+        if plan.load is not None:
+            console.print(f"{plan.arm.name}: {words.load_verdict(plan.load)}.", soft_wrap=True)
+
+
+def _plot(plans: list[ArmPlan], cost_line: str, picture: Path) -> None:
+    from eval.cost.plot import draw
+
+    try:
+        draw(plans, cost_line, picture)
+    except ImportError:
+        _stop("--plot needs matplotlib: pip install matplotlib")
+    except (OSError, ValueError) as error:
+        _stop(f"can't write {picture}: {error}")
