@@ -105,7 +105,9 @@ class AsdConfig(BaseModel):
         Raises:
             AsdConfigError: Unknown ``asd_`` key, bad value, or laxer than the server allows; one line.
         """
-        wishes = {k: v for k, v in (extra_args or {}).items() if k.startswith(KEY_PREFIX)}
+        # Offline, vLLM takes any object and keys of any type here.
+        given = extra_args if isinstance(extra_args, Mapping) else {}
+        wishes = {k: v for k, v in given.items() if isinstance(k, str) and k.startswith(KEY_PREFIX)}
         if not wishes:
             return self.limits
         for key in wishes:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -85,7 +86,7 @@ class SlotTable:
         self._flush()
         return self.upload([self._slot_by_id.get(request_id, 0) for request_id in request_ids], torch.int64)
 
-    def upload(self, rows: Sequence[object], dtype: torch.dtype) -> Tensor:
+    def upload(self, rows: Sequence[object] | np.ndarray, dtype: torch.dtype) -> Tensor:
         """Copy host values to the device without waiting, through a buffer of their own."""
         host = torch.tensor(rows, dtype=dtype, pin_memory=self._pin_memory)
         return host.to(self._state.device, non_blocking=True)

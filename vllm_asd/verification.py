@@ -6,6 +6,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -15,6 +16,8 @@ from vllm_asd.ledger import RegretLedger
 from vllm_asd.phase import PhaseTable, ThinkMarkers, in_reasoning, starts_thinking
 from vllm_asd.telemetry.exception_detail import exception_detail
 from vllm_asd.telemetry.step_report import StepReport
+
+_NO_IDS = np.zeros(0, dtype=np.int64)
 
 
 class _Batch(NamedTuple):
@@ -114,7 +117,7 @@ class Verifier:
         self.ledger = RegretLedger(capacity, device, pin_memory=device.type == "cuda")
         self._markers = markers if config.asd_scope == "reasoning" else None
         self._phases = PhaseTable(capacity, device, pin_memory=device.type == "cuda")
-        self._protected: dict[str, tuple[int, ...]] = {}
+        self._protected: dict[str, np.ndarray] = {}
         self._batch: _Batch | None = None
         self._step: _Step | None = None
         warm_up(device)
@@ -139,7 +142,7 @@ class Verifier:
         if self._markers is not None:
             protected.update(self._markers)
             self._phases.admit(request_id, starts_thinking(prompt_ids, self._markers))
-        self._protected[request_id] = tuple(sorted(protected))
+        self._protected[request_id] = np.array([token for token in protected if token >= 0], dtype=np.int64)
 
     def release(self, request_ids: Iterable[str]) -> None:
         """Close the entries of finished and aborted requests; unknown ids are ignored."""
@@ -237,9 +240,11 @@ class Verifier:
     def _gather(self, request_ids: list[str]) -> _Batch:
         slots = self.ledger.slots(request_ids)
         limits = self.ledger.view(slots)
-        sets = [self._protected.get(request_id, ()) for request_id in request_ids]
-        longest = max(map(len, sets))
-        padded = [ids + (-1,) * (longest - len(ids)) for ids in sets]
+        sets = [self._protected.get(request_id, _NO_IDS) for request_id in request_ids]
+        # In numpy: a client may send its whole vocabulary as stop tokens, and every row is padded to that.
+        padded = np.full((len(sets), max(map(len, sets))), -1, dtype=np.int64)
+        for row, ids in zip(padded, sets, strict=True):
+            row[: len(ids)] = ids
         return _Batch(
             request_ids=request_ids,
             known=[request_id if request_id in self.ledger else None for request_id in request_ids],
@@ -249,7 +254,7 @@ class Verifier:
             gate=limits.gate.contiguous(),
             block_cap=limits.block_cap,
             shadow=limits.shadow,
-            protected_ids=self.ledger.upload(padded, torch.int64).reshape(len(sets), longest),
+            protected_ids=self.ledger.upload(padded, torch.int64),
         )
 
     def _in_scope(self, blocks: DraftBlocks, phase_slots: Tensor | None) -> Tensor | None:

@@ -47,6 +47,7 @@ def fetch_metrics(url: str) -> str:
         with urllib.request.urlopen(address, timeout=_TIMEOUT_S) as response:
             text: str = response.read().decode()
     except urllib.error.HTTPError as error:
+        error.close()
         raise CountersError(f"{address} answered {error.code}: is that a vLLM server?") from None
     except (OSError, ValueError) as error:
         reason = getattr(error, "reason", error)

@@ -55,7 +55,7 @@ def _by_length(axis: Any, plans: Sequence[ArmPlan]) -> None:
         axis.plot([best.k], [best.speedup], "*", ms=14, color=color, zorder=4)
         label = f"k={best.k}: {best.speedup:.2f}x"
         at = (best.k, best.speedup)
-        ground = {"facecolor": "white", "edgecolor": "none", "alpha": 0.8, "pad": 1}
+        ground = {"facecolor": "white", "edgecolor": "none", "alpha": 0.5, "pad": 1}
         style = {"fontsize": 8, "color": color, "bbox": ground, "zorder": 5}
         axis.annotate(label, at, (9, 6), textcoords="offset points", **style)
     axis.set_xlabel("draft tokens per round, k")

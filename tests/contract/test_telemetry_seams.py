@@ -228,6 +228,15 @@ class TestScheduler:
         assert request.spec_decode_metrics.asd is None
         assert made.update_from_output([5], SimpleNamespace())[1].scheduler_stats.asd is None
 
+    def test_a_session_that_turns_greedy_does_not_end_the_engine(self) -> None:
+        made, request = attached(), _Request(temperature=0.7)
+        made.add_request(request)
+        # Streaming input: vLLM gives the request that is there the parameters of its next chunk.
+        request.sampling_params = SimpleNamespace(temperature=0.0, extra_args=None)
+        output = SimpleNamespace()
+        setattr(output, way_back.ATTRIBUTE, {"a": BLOCK})
+        assert made.update_from_output([7, 8, 9, 9], output)[1].scheduler_stats.asd is None
+
     def test_without_statistics_the_report_is_there_all_the_same(self) -> None:
         made, request = attached(log_stats=False), _Request()
         made.add_request(request)

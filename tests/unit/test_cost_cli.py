@@ -1,6 +1,7 @@
 """`vllm-asd plan`: what it prints, writes and refuses."""
 
 import json
+import socket
 import sys
 import threading
 from collections.abc import Iterator
@@ -11,7 +12,7 @@ from typing import Any
 import pytest
 from typer.testing import CliRunner
 
-from tests.unit.test_cost_counters import ROUNDS, exposition
+from tests.spec_decode_metrics import exposition
 from vllm_asd.cli.plan import app
 
 GIVEN = ("--acceptance", "0.7", "--asd-acceptance", "0.8", "--draft-cost", "0.05")
@@ -116,7 +117,7 @@ class TestServer:
     def test_reads_both_arms(self, served: tuple[str, dict[str, str]]) -> None:
         url, pages = served
         totals = {"accepted_tokens": 8, "strict_accepted_tokens": 4}
-        pages["/metrics"] = exposition(ROUNDS, totals, 4)
+        pages["/metrics"] = exposition((4, 2, 2, 0), totals, 4)
         for address in (url, f"{url}/", f"{url}/v1", f"{url}/metrics"):
             arms = as_json("--url", address, "--draft-cost", "0.05")["arms"]
             assert arms["ASD"]["rows"][3]["expected_tokens"] == 3.0
@@ -133,8 +134,11 @@ class TestServer:
         assert "answered 404" in plan("--url", served[0], "--draft-cost", "0.05", code=1)
 
     def test_that_is_down(self) -> None:
-        output = plan("--url", "http://127.0.0.1:9", "--draft-cost", "0.05", code=1)
-        assert output.startswith("vllm-asd plan: no server answers at http://127.0.0.1:9/metrics")
+        with socket.socket() as unheard:
+            unheard.bind(("127.0.0.1", 0))
+            url = f"http://127.0.0.1:{unheard.getsockname()[1]}"
+            output = plan("--url", url, "--draft-cost", "0.05", code=1)
+        assert output.startswith(f"vllm-asd plan: no server answers at {url}/metrics")
         assert output.count("\n") == 1
 
 

@@ -1,48 +1,13 @@
 """What /metrics of a server tells about acceptance, and whose acceptance it is."""
 
+import subprocess
+import sys
 from collections.abc import Sequence
 
 import pytest
-from prometheus_client import CollectorRegistry, Counter, generate_latest
 
 from eval.cost.counters import CountersError, Reading, read_counters
-from vllm_asd.telemetry.prometheus import Collectors
-
-
-def exposition(
-    accepted: Sequence[int], asd: dict[str, int] | None = None, blocks: int = 0, generated: int | None = None
-) -> str:
-    """The text that a server exports: vLLM's counters with its names, and ours from our collectors.
-
-    Args:
-        accepted: Accepted draft tokens of each round, of at most 4.
-        asd: Totals of our counters; None where the plugin is off.
-        blocks: Blocks that ASD decided.
-        generated: All generated tokens.
-    """
-    registry = CollectorRegistry()
-    labels = ("model_name", "engine")
-
-    def counter(name: str, value: float, **more: str) -> None:
-        if name not in made:
-            made[name] = Counter(name, "-", (*labels, *more), registry=registry)
-        made[name].labels("m", "0", *more.values()).inc(value)
-
-    made: dict[str, Counter] = {}
-    counter("vllm:spec_decode_num_drafts", len(accepted))
-    counter("vllm:spec_decode_num_accepted_tokens", sum(accepted))
-    for position in range(4):
-        reached = sum(length > position for length in accepted)
-        counter("vllm:spec_decode_num_accepted_tokens_per_pos", reached, position=str(position))
-    if generated is not None:
-        counter("vllm:generation_tokens", generated)
-    if asd is not None:
-        collectors = Collectors(registry)
-        collectors.enable("m", 0)
-        zeros = dict.fromkeys(("exceptions", "regret", "reused_tokens", "exhausted_requests"), 0)
-        counts = {**zeros, **asd, "blocks": {"end": blocks} if blocks else {}, "request_regret": []}
-        collectors.observe(counts, "m", 0)
-    return generate_latest(registry).decode()
+from tests.spec_decode_metrics import exposition
 
 
 def by_name(reading: Reading) -> dict[str, float | Sequence[float]]:
@@ -105,3 +70,26 @@ def test_one_line_says_what_is_missing(text: str, message: str) -> None:
     with pytest.raises(CountersError, match=message) as caught:
         read_counters(text)
     assert "\n" not in str(caught.value)
+
+
+def test_vllm_exports_these_names() -> None:
+    """VLLM's own collectors, filled by its own statistics, two engines: read as one server."""
+    pytest.importorskip("vllm")
+    program = (
+        "from types import SimpleNamespace\n"
+        "from prometheus_client import REGISTRY, generate_latest\n"
+        "from vllm.v1.spec_decode.metrics import SpecDecodingProm, SpecDecodingStats\n"
+        "config = SimpleNamespace(num_speculative_tokens=4)\n"
+        "engines = {0: ['m', '0'], 1: ['m', '1']}\n"
+        "collectors = SpecDecodingProm(config, ['model_name', 'engine'], engines)\n"
+        "for engine, rounds in enumerate(((4, 2), (2, 0))):\n"
+        "    stats = SpecDecodingStats.new(4)\n"
+        "    for accepted in rounds:\n"
+        "        stats.observe_draft(4, accepted)\n"
+        "    collectors.observe(stats, engine)\n"
+        "print(generate_latest(REGISTRY).decode())\n"
+    )
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
+    reading = read_counters(done.stdout)
+    assert reading.k == 4
+    assert by_name(reading) == {"strict": JOINT}

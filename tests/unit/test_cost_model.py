@@ -116,7 +116,7 @@ def test_curve_goes_through_its_points_and_on() -> None:
 
 @pytest.mark.parametrize("text", ["", "a", "1=", "1=2=3", "1=2,", "0=1", "1=-1", "1=nan"])
 def test_curve_refuses(text: str) -> None:
-    with pytest.raises(ValueError, match="cost curve|expected a number"):
+    with pytest.raises(ValueError, match=r"cost curve|expected a number"):
         parse_curve(text)
 
 

@@ -1,7 +1,7 @@
 """The cost model and the output laws give the numbers that others published (DESIGN section 6.6).
 
-Fractions in, so what is exact there is compared exactly; a figure that was published rounded is compared at its
-own precision.
+Fractions in, so what is exact there is compared exactly; a figure that was published rounded is compared at
+its own precision.
 """
 
 from fractions import Fraction as F

@@ -83,6 +83,10 @@ def test_the_start_carries_the_settings(engine_args: Any, tiny_llama_dir: Path) 
         built = args.create_engine_config()
         assert asd_config_of(built) == AsdConfig(**keys)
         assert built.speculative_config.rejection_sample_method == "standard"
+    args.speculative_config = {**given, "asd_budget": 2}
+    assert asd_config_of(args.create_engine_config()) == AsdConfig(asd_budget=2, asd_gate=0.5)
+    args.speculative_config = dict(NGRAM)
+    assert asd_config_of(args.create_engine_config()) is None
 
 
 def test_the_start_refuses(engine_args: Any, tiny_llama_dir: Path) -> None:
@@ -91,12 +95,24 @@ def test_the_start_refuses(engine_args: Any, tiny_llama_dir: Path) -> None:
     with pytest.raises(AsdConfigError, match="asd_gate"):
         engine_args(model=str(tiny_llama_dir), speculative_config=wrong).create_engine_config()
     right = {**NGRAM, "rejection_sample_method": "asd"}
-    with pytest.raises(AsdConfigError, match="--additional-config"):
-        engine_args(
-            model=str(tiny_llama_dir),
-            speculative_config=right,
-            additional_config={CONFIG_KEY: {"asd_budget": 99}},
-        ).create_engine_config()
+    # Without a drafter it would be inert, and `vllm_asd:enabled` would say 1.
+    for speculative, additional in (
+        (right, {CONFIG_KEY: {"asd_budget": 99}}),
+        (None, {CONFIG_KEY: {}}),
+        (right, [1]),
+        (right, None),
+    ):
+        args = engine_args(
+            model=str(tiny_llama_dir), speculative_config=speculative, additional_config=additional
+        )
+        with pytest.raises(AsdConfigError, match="--additional-config"):
+            args.create_engine_config()
+
+
+@pytest.mark.parametrize("extra_args", [{1: "theirs"}, {None: 1, "x": 2}, [1], 5, "asd_budget"])
+def test_foreign_extra_args_are_left_alone(extra_args: Any) -> None:
+    """Offline, vLLM takes anything there; what is no `asd_` key is nothing to ASD."""
+    assert AsdConfig().limits_for(extra_args) == AsdConfig().limits
 
 
 def test_not_asked_for(engine_args: Any, tiny_llama_dir: Path) -> None:

@@ -171,6 +171,17 @@ def test_stop_ids_are_protected(draft: int, target: int) -> None:
     assert step(verifier, {"a": block})[0].tolist() == [draft]
 
 
+def test_stop_ids_may_be_the_whole_vocabulary() -> None:
+    """Rows are padded to the longest list: shorter ones keep their own ids, and no others."""
+    verifier = make_verifier()
+    block = drafts(3, EOS)
+    verifier.admit("all", verifier.config.limits, stop_ids=[-1, *range(VOCAB)])
+    verifier.admit("eos", verifier.config.limits, stop_ids=[EOS])
+    verifier.admit("none", verifier.config.limits)
+    argmax, _ = step(verifier, {"eos": block, "all": block, "none": block, "unknown": block})
+    assert argmax.tolist() == [3, 0, 0, 0, 3, EOS, 0, 0]
+
+
 def test_a_batch_change_takes_the_stop_ids_along() -> None:
     """What is kept from step to step must not outlive the batch it was made for, or a reused id."""
     verifier = make_verifier()

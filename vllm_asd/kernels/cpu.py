@@ -203,8 +203,10 @@ def _decide(
             reason = _refusal(regret, q, gate[row], block_cap[row], remaining[row], exceptions, spent)
             for j in range(protected_ids.shape[1]):
                 token = protected_ids[row, j]
-                # The padding, -1, is no token, whatever the argmax of a row of NaN is.
-                if token >= 0 and token in (draft, target):
+                # The padding, -1, is no token, whatever the argmax of a row of NaN is. It may be long.
+                if token < 0:
+                    break
+                if token in (draft, target):
                     reason = _PROTECTED
             if reason != _END:
                 break

@@ -57,7 +57,11 @@ def _wrap_create_speculative_config(original: Callable[..., Any]) -> Callable[..
         native, config = split_speculative_config(given)
         if config is None:
             return original(self, *args, **kwargs)
-        _refuse_taken_key(self.additional_config, config)
+        if not isinstance(self.additional_config, dict):
+            kind = type(self.additional_config).__name__
+            raise AsdConfigError(
+                f"ASD needs --additional-config to be a dictionary, not {kind}: its settings travel there"
+            )
         self.additional_config = {**self.additional_config, CONFIG_KEY: config.model_dump()}
         self.speculative_config = native
         try:
@@ -69,8 +73,8 @@ def _wrap_create_speculative_config(original: Callable[..., Any]) -> Callable[..
     return create_speculative_config
 
 
-def _refuse_taken_key(additional: dict[str, Any], config: AsdConfig) -> None:
-    if additional.get(CONFIG_KEY, config.model_dump()) != config.model_dump():
+def _refuse_taken_key(additional: object) -> None:
+    if isinstance(additional, dict) and CONFIG_KEY in additional:
         raise AsdConfigError(
             f"--additional-config holds {CONFIG_KEY!r}, which belongs to vllm-asd: "
             "set the asd_ keys in --speculative-config instead"
@@ -81,7 +85,13 @@ def _wrap_create_engine_config(
     original: Callable[..., Any], on_requested: Callable[[Any, AsdConfig], None]
 ) -> Callable[..., Any]:
     def create_engine_config(self: Any, *args: Any, **kwargs: Any) -> Any:
-        vllm_config = original(self, *args, **kwargs)
+        given = self.additional_config
+        _refuse_taken_key(given)
+        try:
+            vllm_config = original(self, *args, **kwargs)
+        finally:
+            # Or the next engine built from these arguments would have ASD on without asking for it.
+            self.additional_config = given
         config = asd_config_of(vllm_config)
         if config is not None:
             on_requested(vllm_config, config)

@@ -127,7 +127,10 @@ def _wrap_update(
         ]
         outputs = original(scheduler_output, model_runner_output)
         for request, position, block in before:
-            report: RequestReport = request.asd_report
+            # A streaming-input session keeps the report, or none, that its first chunk's parameters gave it.
+            report: RequestReport | None = getattr(request, "asd_report", None)
+            if report is None:
+                continue
             was_exhausted = report.is_exhausted
             tally = report.observe(block, position, request.output_token_ids[position:])
             if counters is not None and tally is not None:
