@@ -142,7 +142,9 @@ class Verifier:
         if self._markers is not None:
             protected.update(self._markers)
             self._phases.admit(request_id, starts_thinking(prompt_ids, self._markers))
-        self._protected[request_id] = np.array([token for token in protected if token >= 0], dtype=np.int64)
+        self._protected[request_id] = np.array(
+            sorted(token for token in protected if token >= 0), dtype=np.int64
+        )
 
     def release(self, request_ids: Iterable[str]) -> None:
         """Close the entries of finished and aborted requests; unknown ids are ignored."""

@@ -21,6 +21,7 @@ def main(target: str, drafter: str, requests: str = "500") -> None:
     """Run the soak."""
     num_requests = int(requests)
     num_reused = num_requests * 3 // 25
+    in_flight = min(IN_FLIGHT, num_requests // 3)
     engine = LLMEngine.from_engine_args(_arguments(target, drafter))
     core: Any = engine.engine_core
     scheduler = core.engine_core.scheduler
@@ -32,7 +33,7 @@ def main(target: str, drafter: str, requests: str = "500") -> None:
     seen = {"finished": 0, "aborted": 0, "steps": 0, "charged": 0, "exhausted": 0, "reused_ids": 0}
     peak_entries = added = 0
     while added < num_requests or engine.has_unfinished_requests():
-        while added < num_requests and len(budgets) < IN_FLIGHT:
+        while added < num_requests and len(budgets) < in_flight:
             # A freed id comes back for another request, with another budget.
             request_id = f"request-{added % num_reused}"
             if request_id in budgets:

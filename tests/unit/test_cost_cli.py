@@ -85,6 +85,16 @@ def test_milliseconds() -> None:
     assert f"{rows[3]['ms_per_token']:.2f}" == "51.22"
 
 
+def test_both_units_say_the_same() -> None:
+    times = ("--draft-ms", "3", "--verify-ms", "4=50,8=60", "--overhead-ms", "2", "--baseline-ms", "40")
+    steps = ("--draft-cost", "0.075", "--verify-cost", "4=1.25,8=1.5", "--overhead", "0.05")
+    in_ms = as_json("--acceptance", "0.6", *times)["arms"]["strict"]["rows"]
+    in_steps = as_json("--acceptance", "0.6", *steps, "--baseline-ms", "40")["arms"]["strict"]["rows"]
+    assert all(a == pytest.approx(b) for a, b in zip(in_ms, in_steps, strict=True))
+    # At k = 4 the round is 4 * 3 + 50 + 2 ms.
+    assert in_steps[3]["ms_per_token"] == pytest.approx(64 / in_steps[3]["expected_tokens"])
+
+
 def test_an_assumed_verification_cost_is_said() -> None:
     assert "ASSUMED" in plan(*GIVEN)
     assert "ASSUMED" not in plan(*GIVEN, "--verify-cost", "1")

@@ -11,7 +11,8 @@ import typer
 from rich.console import Console
 
 from eval.cost import words
-from eval.cost.curve import Curve, parse_curve
+from eval.cost.curve import Curve
+from eval.cost.inputs import read_acceptance, read_costs, read_law, read_loads
 from eval.cost.plan import SCHEMA, Arm, ArmPlan, plan_arm
 from eval.cost.speed import MAX_K, Costs
 from eval.cost.tables import law_table, load_table, output_laws, plan_table
@@ -82,11 +83,13 @@ def main(
     """
     try:
         if law is not None:
-            _laws(_law("P", law[0]), _law("Q", law[1]), gate, budget, at_stake, as_json)
+            _laws(read_law("P", law[0]), read_law("Q", law[1]), gate, budget, at_stake, as_json)
             return
-        costs = _costs(baseline_ms, (draft_cost, verify_cost, overhead), (draft_ms, verify_ms, overhead_ms))
+        costs = read_costs(
+            baseline_ms, (draft_cost, verify_cost, overhead), (draft_ms, verify_ms, overhead_ms)
+        )
         assumed = verify_cost is None and verify_ms is None
-        loads = _loads(verify_by_concurrency)
+        loads = read_loads(verify_by_concurrency)
         arms, notes, served_k = _arms(acceptance, asd_acceptance, url)
         k = k or served_k
         if loads is not None and k is None:
@@ -108,46 +111,6 @@ def _stop(reason: object) -> NoReturn:
     raise typer.Exit(1) from None
 
 
-def _costs(
-    baseline_ms: float | None,
-    in_steps: tuple[float | None, str | None, float | None],
-    in_ms: tuple[float | None, str | None, float | None],
-) -> Costs:
-    """Read (draft, verify, overhead) in one of the two units.
-
-    Raises:
-        ValueError: Both units, no draft cost, or milliseconds without a baseline.
-    """
-    if any(value is not None for value in in_ms):
-        if any(value is not None for value in in_steps):
-            raise ValueError("give costs in decode steps or in ms, not both")
-        if baseline_ms is None:
-            raise ValueError("times in ms need --baseline-ms, one plain decode step")
-        draft, verify, overhead = in_ms
-        if draft is None:
-            raise ValueError("give --draft-ms, the time of one draft token")
-        return Costs.from_ms(
-            baseline_ms, draft, parse_curve(verify) if verify else baseline_ms, overhead or 0.0
-        )
-    draft, verify, overhead = in_steps
-    if draft is None:
-        raise ValueError(
-            "give --draft-cost (one draft token in plain decode steps; /metrics does not tell it)"
-        )
-    if baseline_ms is not None and not 0 < baseline_ms < float("inf"):
-        raise ValueError("--baseline-ms must be above 0")
-    return Costs(draft, parse_curve(verify) if verify else 1.0, overhead or 0.0)
-
-
-def _loads(text: str | None) -> Curve | None:
-    if text is None:
-        return None
-    curve = parse_curve(text)
-    if not isinstance(curve, Curve):
-        raise ValueError("--verify-by-concurrency wants N=COST,N=COST,...")
-    return curve
-
-
 def _arms(
     acceptance: str | None, asd_acceptance: str | None, url: str | None
 ) -> tuple[tuple[Arm, ...], tuple[str, ...], int | None]:
@@ -157,7 +120,7 @@ def _arms(
             raise ValueError("give --url or acceptances, not both")
         return _ask(url)
     given = (("strict", acceptance), ("ASD", asd_acceptance))
-    arms = tuple(Arm(name, _acceptance(text)) for name, text in given if text is not None)
+    arms = tuple(Arm(name, read_acceptance(text)) for name, text in given if text is not None)
     if not arms:
         raise ValueError("give --acceptance, --asd-acceptance or --url")
     return arms, (), None
@@ -174,21 +137,6 @@ def _ask(url: str) -> tuple[tuple[Arm, ...], tuple[str, ...], int]:
         _stop(error)
     notes = (f"The server drafts k={reading.k}; counters since its start.", *reading.notes)
     return reading.arms, notes, reading.k
-
-
-def _acceptance(text: str) -> float | tuple[float, ...]:
-    try:
-        values = tuple(float(part) for part in text.split(","))
-    except ValueError:
-        raise ValueError(f"an acceptance is a number or numbers with commas between, got {text!r}") from None
-    return values if len(values) > 1 else values[0]
-
-
-def _law(name: str, text: str) -> tuple[Fraction, ...]:
-    try:
-        return tuple(Fraction(part) for part in text.split(","))
-    except (ValueError, ZeroDivisionError):
-        raise ValueError(f"{name} is a list like 0.5,0.3,0.2, got {text!r}") from None
 
 
 def _laws(
