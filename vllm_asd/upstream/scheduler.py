@@ -105,7 +105,7 @@ def _wrap_add_request(scheduler: Any, config: AsdConfig, original: Callable[...,
 
 def _wrap_free_request(counters: StepCounters, original: Callable[..., Any]) -> Callable[..., Any]:
     def free_request(request: Any, delay_free_blocks: bool = False) -> Any:
-        report = request.asd_report
+        report = getattr(request, "asd_report", None)
         if report is not None:
             counters.end(report)
         return original(request, delay_free_blocks)
@@ -128,7 +128,7 @@ def _wrap_update(
         outputs = original(scheduler_output, model_runner_output)
         for request, position, block in before:
             # A streaming-input session keeps the report, or none, that its first chunk's parameters gave it.
-            report: RequestReport | None = request.asd_report
+            report: RequestReport | None = getattr(request, "asd_report", None)
             if report is None:
                 continue
             was_exhausted = report.is_exhausted
