@@ -86,13 +86,13 @@ def _check(tmp_path: Path, model: Path, method: str, drafter: Path | None) -> No
     assert drafted > 200, "the drafter proposed next to nothing: the comparison shows nothing"
 
 
-@pytest.mark.timeout(900)
+@pytest.mark.timeout(1200)
 def test_ngram(tmp_path: Path, smollm2_dir: Path) -> None:
     """Budget 0 per request on an ASD server, n-gram drafts."""
     _check(tmp_path, smollm2_dir, "ngram", None)
 
 
-@pytest.mark.timeout(900)
+@pytest.mark.timeout(1200)
 def test_eagle3(tmp_path: Path, smollm2_dir: Path, shared_dir: Path) -> None:
     """Budget 0 per request on an ASD server, a real EAGLE-3 head."""
     _check(tmp_path, smollm2_dir, "eagle3", shared_dir / "models" / "smollm2-135m-eagle3")
