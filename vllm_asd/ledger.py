@@ -66,6 +66,24 @@ class RegretLedger(SlotTable):
             (limits.budget, 0.0, limits.budget, limits.refill, limits.gate, cap, float(limits.shadow)),
         )
 
+    def amend(self, request_id: str, limits: RequestLimits) -> None:
+        """Give a request under way new limits; what it has spent stays spent.
+
+        A streaming session's later chunk may bring other limits than its first. Nothing waits for the device.
+
+        Raises:
+            KeyError: The request has no entry.
+        """
+        self._flush()
+        row = self._state[self._slot_by_id[request_id]]
+        spent = row[_BUDGET] + row[_GRANTED] - row[_REMAINING]
+        cap = float(min(limits.block_cap, _MAX_INT32))
+        row[_BUDGET:] = self.upload(
+            (limits.budget, limits.refill, limits.gate, cap, float(limits.shadow)), torch.float64
+        )
+        row[_REMAINING] = (limits.budget - spent).clamp(min=0)
+        row[_GRANTED] = spent - limits.budget + row[_REMAINING]
+
     def view(self, slots: Tensor) -> LedgerView:
         """Gather what the acceptance rule needs.
 

@@ -118,6 +118,7 @@ class Verifier:
         self._markers = markers if config.asd_scope == "reasoning" else None
         self._phases = PhaseTable(capacity, device, pin_memory=device.type == "cuda")
         self._protected: dict[str, np.ndarray] = {}
+        self._limits: dict[str, RequestLimits] = {}
         self._batch: _Batch | None = None
         self._step: _Step | None = None
         warm_up(device)
@@ -131,12 +132,20 @@ class Verifier:
     ) -> None:
         """Open a request's entry; one that is there already (preempted, resumed) keeps what it spent.
 
-        A strict request gets none: unknown ids are strict. The caller passes no sampled request (temperature
-        above 0): those stay vLLM's.
+        A strict request gets none: unknown ids are strict. The caller passes a sampled request (temperature
+        above 0) as strict: those stay vLLM's.
         """
-        if limits.is_strict or request_id in self.ledger:
+        if request_id in self.ledger:
+            if limits != self._limits[request_id]:
+                # A later chunk of a streaming session. Its limits hold from here on, its account goes on.
+                self._batch = None
+                self._limits[request_id] = limits
+                self.ledger.amend(request_id, limits)
+            return
+        if limits.is_strict:
             return
         self._batch = None
+        self._limits[request_id] = limits
         self.ledger.admit(request_id, limits)
         protected = set(stop_ids) if self.config.asd_protect == "stop" else set()
         if self._markers is not None:
@@ -155,7 +164,7 @@ class Verifier:
         self._phases.release(gone)
         self._batch = None
         for request_id in gone:
-            del self._protected[request_id]
+            del self._protected[request_id], self._limits[request_id]
 
     def begin(self, request_ids: Sequence[str]) -> bool:
         """Start a step.

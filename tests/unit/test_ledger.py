@@ -206,3 +206,17 @@ def test_a_block_cap_beyond_int32_is_not_strict(ledger: RegretLedger) -> None:
     """Wrapped to a negative number it would silently switch relaxation off."""
     ledger.admit("a", RequestLimits(budget=1.0, gate=1.0, block_cap=2**40))
     assert ledger.view(ledger.slots(["a"])).block_cap.tolist() == [2**31 - 1]
+
+
+@pytest.mark.parametrize("budget", [0.0, 1.0, 1.5, 6.0])
+def test_new_limits_keep_what_was_spent(ledger: RegretLedger, budget: float) -> None:
+    """A later chunk of a session can lower or raise the budget; it cannot wipe the account."""
+    ledger.admit("a", RequestLimits(budget=4.0, gate=0.5, block_cap=3))
+    ledger.admit("b", RequestLimits(budget=4.0, gate=0.5, block_cap=3))
+    ledger.charge(ledger.slots(["a"]), torch.tensor([1.5], dtype=torch.float64))
+    ledger.amend("a", RequestLimits(budget=budget, gate=0.1, block_cap=1, refill=0.25, shadow=True))
+    view = ledger.view(ledger.slots(["a", "b"]))
+    assert view.spent.tolist() == [1.5, 0.0]
+    assert view.remaining.tolist() == [max(0.0, budget - 1.5), 4.0]
+    assert (view.gate.tolist(), view.block_cap.tolist()) == ([0.1, 0.5], [1, 3])
+    assert view.shadow.tolist() == [True, False]

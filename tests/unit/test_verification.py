@@ -312,3 +312,20 @@ def test_scope_reasoning_needs_markers() -> None:
     """Said at start, not at the first request."""
     with pytest.raises(ValueError, match="think tokens"):
         make_verifier(asd_scope="reasoning")
+
+
+def test_a_session_may_change_its_limits() -> None:
+    """A later chunk's stricter limits hold at once, with what was spent; the same limits change nothing."""
+    verifier = make_verifier(asd_budget=4.0, asd_gate=1.0)
+    verifier.admit("r", verifier.config.limits)
+    step(verifier, {"r": drafts(1, 0, gap=0.5)})
+    spent = verifier.ledger.spent("r")
+    assert spent == 0.5
+    verifier.admit("r", verifier.config.limits)
+    assert verifier.ledger.spent("r") == spent
+    verifier.admit("r", RequestLimits(budget=0.0, gate=0.0, block_cap=0))
+    argmax, _ = step(verifier, {"r": drafts(1, 0, gap=0.5)})
+    assert argmax.tolist() == [0, 0]
+    assert verifier.ledger.spent("r") == spent
+    verifier.release(["r"])
+    assert len(verifier.ledger) == 0

@@ -19,17 +19,17 @@ def follow_schedule(verifier: Verifier, scheduler_output: Any) -> None:
     """Close the entries of finished requests, then open those of new ones.
 
     In this order, because an id can be in both when it is reused at once. A resumed request, which the V2
-    runner gets as a new one, finds its entry and keeps it.
+    runner gets as a new one, finds its entry and keeps it; so does the next chunk of a streaming session.
     """
     if scheduler_output.finished_req_ids:
         verifier.release(scheduler_output.finished_req_ids)
     for new in scheduler_output.scheduled_new_reqs:
         params = new.sampling_params
-        if params is None or not is_greedy(params):
+        if params is None:
             continue
         verifier.admit(
             new.req_id,
-            limits_of(verifier.config, params),
+            limits_of(verifier.config, params) if is_greedy(params) else _STRICT,
             stop_ids(params),
             new.prompt_token_ids,
         )
