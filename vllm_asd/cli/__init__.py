@@ -20,7 +20,7 @@ SUBCOMMANDS = {
 
 app = typer.Typer(
     name="vllm-asd",
-    help="Approximate speculative decoding for vLLM: check it, calibrate it, audit it.",
+    help="Approximate speculative decoding for vLLM: is it on, what did it keep, does it pay?",
     no_args_is_help=True,
     add_completion=False,
     rich_markup_mode="rich",
