@@ -6,6 +6,7 @@ SYSTEM_PYTHON ?= python3
 PYTHON := .venv/bin/python
 SETUP := $(SYSTEM_PYTHON) scripts/setup.py
 PYTEST_ARGS ?=
+PORT ?= 8000
 
 .PHONY: help
 help: ## Show this list.
@@ -28,8 +29,8 @@ demo: setup ## See strict and approximate verification side by side on a small m
 	@$(PYTHON) -m eval.demo
 
 .PHONY: serve
-serve: setup ## Serve SmolLM2-135M with n-gram drafts and ASD until Ctrl-C.
-	@$(PYTHON) -m eval.server
+serve: setup ## Serve SmolLM2-135M with n-gram drafts and ASD until Ctrl-C (PORT=8001 for another port).
+	@$(PYTHON) -m eval.server --port $(PORT)
 
 .PHONY: test
 test: setup-dev ## Run every test that this machine can run (PYTEST_ARGS="-k ledger" narrows it).

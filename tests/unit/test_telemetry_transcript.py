@@ -185,6 +185,21 @@ class TestCommand:
         assert result.output.startswith("vllm-asd explain: ")
         assert len(result.output.splitlines()) == 1
 
+    def test_refuses_a_missing_folder_before_it_asks(self, tmp_path: Path) -> None:
+        """One line, and no request was sent: nothing listens on that port."""
+        page = tmp_path / "missing" / "page.html"
+        result = CliRunner().invoke(
+            explain.app, ["--url", "localhost:9", "--prompt", "x", "--html", str(page)]
+        )
+        assert result.exit_code == 1
+        assert "there is no folder" in result.output
+
+    def test_says_that_nobody_answers(self) -> None:
+        """A bare host and port will do as an address."""
+        result = CliRunner().invoke(explain.app, ["--url", "localhost:9", "--prompt", "x"])
+        assert result.exit_code == 1
+        assert "no answer from the server" in result.output
+
     def test_needs_a_response_or_a_server(self) -> None:
         result = CliRunner().invoke(explain.app, ["--url", "http://localhost:1"])
         assert result.exit_code == 1

@@ -40,6 +40,11 @@ def main(
 
     Example: vllm-asd explain --url http://localhost:8000 --prompt "Why is the sky blue?" --html answer.html
     """
+    for target in (save, html):
+        # Now, not after an answer that took a minute.
+        if target is not None and not target.absolute().parent.is_dir():
+            typer.echo(f"vllm-asd explain: there is no folder {target.parent} for {target.name}", err=True)
+            raise typer.Exit(1)
     try:
         answer = _load(response) if response is not None else _ask(url, model, prompt, max_tokens, chat)
         transcript = read_transcript(answer)
@@ -64,7 +69,7 @@ def _ask(
 ) -> dict[str, Any]:
     if url is None or prompt is None:
         raise TranscriptError("give a saved response, or --url and --prompt")
-    base = url.rstrip("/").removesuffix("/v1")
+    base = (url if "://" in url else f"http://{url}").rstrip("/").removesuffix("/v1")
     body: dict[str, Any] = {
         "model": model or _request(f"{base}/v1/models")["data"][0]["id"],
         "temperature": 0,
@@ -88,6 +93,8 @@ def _request(url: str, body: dict[str, Any] | None = None) -> dict[str, Any]:
 def _reason(error: Exception) -> str:
     if isinstance(error, urllib.error.HTTPError):
         return f"{error.url} answered {error.code}: {error.read().decode(errors='replace')[:300]}"
+    if isinstance(error, urllib.error.URLError):
+        return f"no answer from the server: {error.reason}"
     if isinstance(error, json.JSONDecodeError):
         return f"this is not JSON: {error}"
     return str(error)
