@@ -18,6 +18,13 @@ from vllm_asd.upstream import compatibility, engine_args, probe, v2_runner
 from vllm_asd.upstream.patching import Patch
 from vllm_asd.upstream.probe import Runner
 
+
+@pytest.fixture(autouse=True)
+def _quiet(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Set what the command sets, so that it is put back: later tests' engines inherit the environment."""
+    monkeypatch.setenv("VLLM_LOGGING_LEVEL", "ERROR")
+
+
 ROOT = Path(__file__).resolve().parents[2]
 V1_ON_CPU = Runner("V1", "cpu", "")
 

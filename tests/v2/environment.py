@@ -20,6 +20,8 @@ def triton_environment(plugin: bool = True) -> dict[str, str]:
     return server_environment(os.environ, kv_cache_gib=1, omp_threads=2) | {
         "PYTHONPATH": path.rstrip(os.pathsep),
         "TRITON_INTERPRET": "1",
+        # The tests read from the log which runner it was.
+        "VLLM_LOGGING_LEVEL": "INFO",
         "VLLM_ENABLE_V1_MULTIPROCESSING": "0",
         "VLLM_PLUGINS": "asd,triton_cpu_stub" if plugin else "triton_cpu_stub",
     }
