@@ -215,6 +215,16 @@ class TestScheduler:
         assert report["exception_trace"][0]["token_id"] == 8
         assert (stats.asd["exceptions"], stats.asd["request_regret"]) == (1, [0.5])
 
+    def test_who_only_looks_is_not_counted_where_others_are_relaxed(self) -> None:
+        made, request = attached(), _Request()
+        request.sampling_params.extra_args = {"asd_mode": "shadow"}
+        made.add_request(request)
+        output = SimpleNamespace()
+        setattr(output, way_back.ATTRIBUTE, {"a": BLOCK._replace(shadow=True)})
+        stats = made.update_from_output([7, 8, 9, 9], output)[1].scheduler_stats
+        assert request.spec_decode_metrics.asd["exceptions"] == 1
+        assert stats.asd is None
+
     def test_an_aborted_request_is_counted_with_the_next_step(self) -> None:
         made, request = attached(), _Request()
         made.add_request(request)

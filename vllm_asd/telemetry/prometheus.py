@@ -27,7 +27,7 @@ _COUNTERS = {
     "strict_accepted_tokens": "Draft tokens that strict verification keeps of those same blocks.",
     "exhausted_requests": "Requests in which the budget refused a token that gate and cap would have kept.",
 }
-_SHADOW_NOTE = " Under asd_mode 'shadow': what would have been kept."
+_SHADOW_NOTE = " On a server in asd_mode 'shadow': what would have been kept."
 
 
 class Collectors:

@@ -50,6 +50,11 @@ class RequestReport:
             self._trace = self.payload["exception_trace"] = []
 
     @property
+    def is_shadow(self) -> bool:
+        """Whether the request only looks: what the report counts was not emitted."""
+        return bool(self.payload["mode"] == "shadow")
+
+    @property
     def is_strict(self) -> bool:
         """Whether the request's limits rule every exception out."""
         return bool(self.payload["mode"] == "strict")

@@ -11,10 +11,20 @@ from vllm_asd.telemetry.request_report import RequestReport
 class StepCounters:
     """Increments since the last :meth:`take`; filled from the tallies that the per-request reports add up."""
 
-    def __init__(self) -> None:
-        """Start empty."""
+    def __init__(self, counts_shadow: bool = False) -> None:
+        """Start empty.
+
+        Args:
+            counts_shadow: Whether the server itself runs in shadow. On one that enforces, a request that only
+                looks kept nothing: its report says what it saw, and the server's counters leave it out.
+        """
+        self._counts_shadow = counts_shadow
         self._ended: list[RequestReport] = []
         self._counts = _empty()
+
+    def counts(self, report: RequestReport) -> bool:
+        """Whether a request's blocks belong in the server's counters."""
+        return self._counts_shadow or not report.is_shadow
 
     def add(self, tally: BlockTally) -> None:
         """Count one block."""
@@ -32,7 +42,7 @@ class StepCounters:
 
     def end(self, report: RequestReport) -> None:
         """Note that a request has ended; its regret is read at :meth:`take`, after its last block."""
-        if not report.is_strict:
+        if not report.is_strict and self.counts(report):
             self._ended.append(report)
 
     def take(self) -> dict[str, Any] | None:

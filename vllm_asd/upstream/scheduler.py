@@ -81,7 +81,7 @@ def _wrap_init(original: Callable[..., Any]) -> Callable[..., Any]:
 
 def attach(scheduler: Any, config: AsdConfig) -> None:
     """Give a scheduler its reports and, unless the server runs without statistics, its counters."""
-    counters = StepCounters() if scheduler.log_stats else None
+    counters = StepCounters(config.asd_mode == "shadow") if scheduler.log_stats else None
     ADD_REQUEST.bind(scheduler, lambda add: _wrap_add_request(scheduler, config, add))
     UPDATE_FROM_OUTPUT.bind(scheduler, lambda update: _wrap_update(scheduler, counters, update))
     if counters is not None:
@@ -133,7 +133,7 @@ def _wrap_update(
                 continue
             was_exhausted = report.is_exhausted
             tally = report.observe(block, position, request.output_token_ids[position:])
-            if counters is not None and tally is not None:
+            if counters is not None and tally is not None and counters.counts(report):
                 counters.add(tally)
                 if report.is_exhausted and not was_exhausted:
                     counters.add_exhausted()
