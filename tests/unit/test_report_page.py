@@ -1,0 +1,17 @@
+"""The page on the report names every field that a response can have."""
+
+from pathlib import Path
+
+from vllm_asd.config import RequestLimits
+from vllm_asd.policy import StopReason
+from vllm_asd.telemetry.request_report import RequestReport
+
+PAGE = Path(__file__).resolve().parents[2] / "docs" / "report.md"
+
+
+def test_every_field_is_explained() -> None:
+    """And every reason why a block can end."""
+    page = PAGE.read_text()
+    payload = RequestReport(RequestLimits(1.0, 1.0, 1), detailed=True).payload
+    names = [*payload, *(reason.name.lower() for reason in StopReason)]
+    assert [name for name in names if f"`{name}`" not in page] == []
