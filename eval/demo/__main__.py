@@ -43,10 +43,10 @@ token that was kept, and what the target itself would have said."""
 _CAVEAT = """\
 This is no speed-up, and no time is shown. The draft model is a copy of the target at lower precision
 and costs as much as the target itself; n-gram drafts cost next to nothing, but nobody serves a 135M
-model on a CPU. The strict texts of the two drafters may differ: bf16 rounds differently where a batch
-has another shape. Tokens per round leave out the answer's first token, which the prompt's own pass gives.
-What carries over to a real drafter is the rounds, not the seconds. Nor do rounds say
-anything about quality: a model this small errs and repeats itself under either rule."""
+model on a CPU. What carries over to a real drafter is the rounds, not the seconds. Nor do rounds say
+anything about quality: a model this small errs and repeats itself under either rule.
+Tokens per round leave out an answer's first token, which the prompt's own pass gives. The strict texts
+of the two drafters may differ: bf16 rounds differently where a batch has another shape."""
 
 
 def main() -> int:
