@@ -60,11 +60,7 @@ class RegretLedger(SlotTable):
 
     def admit(self, request_id: str, limits: RequestLimits) -> None:
         """Open an entry with the full budget; an id that has one keeps it (a preempted request resumes)."""
-        cap = float(min(limits.block_cap, _MAX_INT32))
-        self.open(
-            request_id,
-            (limits.budget, 0.0, limits.budget, limits.refill, limits.gate, cap, float(limits.shadow)),
-        )
+        self.open(request_id, (limits.budget, 0.0, *_limit_columns(limits)))
 
     def amend(self, request_id: str, limits: RequestLimits) -> None:
         """Give a request under way new limits; what it has spent stays spent.
@@ -77,10 +73,7 @@ class RegretLedger(SlotTable):
         self._flush()
         row = self._state[self._slot_by_id[request_id]]
         spent = row[_BUDGET] + row[_GRANTED] - row[_REMAINING]
-        cap = float(min(limits.block_cap, _MAX_INT32))
-        row[_BUDGET:] = self.upload(
-            (limits.budget, limits.refill, limits.gate, cap, float(limits.shadow)), torch.float64
-        )
+        row[_BUDGET:] = self.upload(_limit_columns(limits), torch.float64)
         row[_REMAINING] = (limits.budget - spent).clamp(min=0)
         row[_GRANTED] = spent - limits.budget + row[_REMAINING]
 
@@ -104,7 +97,7 @@ class RegretLedger(SlotTable):
         )
 
     def remaining(self, slots: Tensor) -> Tensor:
-        """Gather what a step needs anew: [R] float64 nats for slots [R]; the limits never change."""
+        """Gather what a step needs anew: [R] float64 nats for slots [R]; limits go with the batch."""
         return self._state[:, _REMAINING].index_select(0, slots)
 
     def charge(self, slots: Tensor, charged: Tensor, emitted_tokens: Tensor | None = None) -> Tensor:
@@ -134,6 +127,12 @@ class RegretLedger(SlotTable):
         self._flush()
         rows = self._state.tolist()
         return {request_id: _entry(rows[slot]) for request_id, slot in self._slot_by_id.items()}
+
+
+def _limit_columns(limits: RequestLimits) -> tuple[float, ...]:
+    """The columns from the budget on."""
+    cap = float(min(limits.block_cap, _MAX_INT32))
+    return (limits.budget, limits.refill, limits.gate, cap, float(limits.shadow))
 
 
 def _entry(row: Sequence[float]) -> LedgerEntry:

@@ -14,11 +14,10 @@ from typing import Any
 
 from vllm_asd.config import AsdConfig
 from vllm_asd.kernels import DraftBlocks
-from vllm_asd.telemetry.step_report import StepReport
-from vllm_asd.upstream import cpu_expand, way_back, wire
+from vllm_asd.upstream import cpu_expand
 from vllm_asd.upstream.patching import APPLIED, Patch
 from vllm_asd.upstream.scheduled import follow_schedule
-from vllm_asd.upstream.think_markers import think_markers
+from vllm_asd.upstream.seam import Seam, make_verifier
 from vllm_asd.verification import Verifier
 
 _RUNNER = "vllm.v1.worker.gpu_model_runner:GPUModelRunner"
@@ -93,9 +92,8 @@ def attach(runner: Any, vllm_config: Any, config: AsdConfig) -> None:
         AsdConfigError: ``asd_scope`` is "reasoning" and vLLM knows no think tokens.
         PatchError: The installed vLLM is not what the records expect.
     """
-    markers = think_markers(vllm_config) if config.asd_scope == "reasoning" else None
     capacity = vllm_config.scheduler_config.max_num_seqs
-    seam = V1Seam(runner, Verifier(config, runner.device, capacity, markers, wire.wants_detail(vllm_config)))
+    seam = V1Seam(runner, make_verifier(runner, vllm_config, config, capacity))
     if runner.device.type == "cpu":
         cpu_expand.mend_if_broken()
     APPLIED.apply(GREEDY_KERNEL, _RelaxedGreedyKernel)
@@ -106,15 +104,14 @@ def attach(runner: Any, vllm_config: Any, config: AsdConfig) -> None:
     runner.asd_verifier = seam.verifier
 
 
-class V1Seam:
+class V1Seam(Seam):
     """What one V1 runner needs between its steps."""
 
     def __init__(self, runner: Any, verifier: Verifier) -> None:
         """Hold the runner that is served and the verifier that serves it."""
+        super().__init__(verifier)
         self.runner = runner
-        self.verifier = verifier
         self._logits: Any = None
-        self._report: StepReport | None = None
 
     def wrap_execute_model(self, original: Callable[..., Any]) -> Callable[..., Any]:
         """Follow the scheduler's admissions and releases before the step."""
@@ -147,16 +144,6 @@ class V1Seam:
             return output
 
         return sample
-
-    def wrap_sample_tokens(self, original: Callable[..., Any]) -> Callable[..., Any]:
-        """Send the step's report along with the step's output."""
-
-        def sample_tokens(*args: Any, **kwargs: Any) -> Any:
-            output = original(*args, **kwargs)
-            report, self._report = self._report, None
-            return output if report is None else way_back.send(output, report)
-
-        return sample_tokens
 
     def relax(self, cu_num_draft: Any, draft_ids: Any, argmax: Any, width: int) -> None:
         """Rewrite ``argmax`` [N] in place at the approved positions."""

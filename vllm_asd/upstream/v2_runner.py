@@ -15,11 +15,9 @@ from torch import Tensor
 
 from vllm_asd.config import AsdConfig, AsdConfigError
 from vllm_asd.kernels import DraftBlocks, free_of_nan
-from vllm_asd.telemetry.step_report import StepReport
-from vllm_asd.upstream import way_back, wire
 from vllm_asd.upstream.patching import APPLIED, Patch
 from vllm_asd.upstream.scheduled import follow_schedule
-from vllm_asd.upstream.think_markers import think_markers
+from vllm_asd.upstream.seam import Seam, make_verifier
 from vllm_asd.upstream.v2_kernels import REJECTION_KERNEL, RelaxedRejectionKernel, current, rehearse
 from vllm_asd.verification import Verifier
 
@@ -107,9 +105,7 @@ def _attach_seam(runner: Any, vllm_config: Any, config: AsdConfig) -> None:
             f"ASD cannot be combined with {vllm_config.model_config.model}, which brings its own sampler: "
             "drop rejection_sample_method 'asd'"
         )
-    markers = think_markers(vllm_config) if config.asd_scope == "reasoning" else None
-    detailed = wire.wants_detail(vllm_config)
-    seam = V2Seam(Verifier(config, runner.device, runner.max_num_reqs, markers, detailed))
+    seam = V2Seam(make_verifier(runner, vllm_config, config, runner.max_num_reqs))
     APPLIED.apply(REJECTION_KERNEL, RelaxedRejectionKernel)
     EXECUTE_MODEL.bind(runner, seam.wrap_execute_model)
     SAMPLE.bind(runner, seam.wrap_sample)
@@ -117,14 +113,13 @@ def _attach_seam(runner: Any, vllm_config: Any, config: AsdConfig) -> None:
     runner.asd_verifier = seam.verifier
 
 
-class V2Seam:
+class V2Seam(Seam):
     """What one V2 runner needs between its steps."""
 
     def __init__(self, verifier: Verifier) -> None:
         """Hold the verifier that serves the runner."""
-        self.verifier = verifier
+        super().__init__(verifier)
         self._next_row = 0
-        self._report: StepReport | None = None
 
     def wrap_execute_model(self, original: Callable[..., Any]) -> Callable[..., Any]:
         """Follow the scheduler's admissions and releases before the step."""
@@ -153,16 +148,6 @@ class V2Seam:
             return result
 
         return sample
-
-    def wrap_sample_tokens(self, original: Callable[..., Any]) -> Callable[..., Any]:
-        """Send the step's report along with the step's output."""
-
-        def sample_tokens(*args: Any, **kwargs: Any) -> Any:
-            output = original(*args, **kwargs)
-            report, self._report = self._report, None
-            return output if report is None else way_back.send(output, report)
-
-        return sample_tokens
 
     def relax(self, blocks: DraftBlocks) -> None:
         """Decide the next chunk of the step; vLLM verifies at most 1 GiB of logits at a time."""

@@ -1,0 +1,41 @@
+"""Worker, both runners: what their seams have in common."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from vllm_asd.config import AsdConfig
+from vllm_asd.telemetry.step_report import StepReport
+from vllm_asd.upstream import way_back, wire
+from vllm_asd.upstream.think_markers import think_markers
+from vllm_asd.verification import Verifier
+
+
+def make_verifier(runner: Any, vllm_config: Any, config: AsdConfig, capacity: int) -> Verifier:
+    """Allocate the verifier that serves a runner.
+
+    Raises:
+        AsdConfigError: ``asd_scope`` is "reasoning" and vLLM knows no think tokens.
+    """
+    markers = think_markers(vllm_config) if config.asd_scope == "reasoning" else None
+    return Verifier(config, runner.device, capacity, markers, wire.wants_detail(vllm_config))
+
+
+class Seam:
+    """What a runner needs between its steps."""
+
+    def __init__(self, verifier: Verifier) -> None:
+        """Hold the verifier that serves the runner."""
+        self.verifier = verifier
+        self._report: StepReport | None = None
+
+    def wrap_sample_tokens(self, original: Callable[..., Any]) -> Callable[..., Any]:
+        """Send the step's report along with the step's output."""
+
+        def sample_tokens(*args: Any, **kwargs: Any) -> Any:
+            output = original(*args, **kwargs)
+            report, self._report = self._report, None
+            return output if report is None else way_back.send(output, report)
+
+        return sample_tokens
