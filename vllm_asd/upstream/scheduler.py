@@ -94,8 +94,9 @@ def _wrap_add_request(scheduler: Any, config: AsdConfig, original: Callable[...,
     def add_request(request: Any) -> Any:
         result = original(request)
         params = request.sampling_params
-        if params is not None and is_greedy(params):
-            request.asd_report = RequestReport(limits_of(config, params), detailed)
+        limits = None if params is None else limits_of(config, params)
+        if limits is not None:
+            request.asd_report = RequestReport(limits, detailed, sampled=not is_greedy(params))
             if request.spec_decode_metrics is not None:
                 request.spec_decode_metrics.asd = request.asd_report.payload
         return result

@@ -1,19 +1,17 @@
-"""Send every prompt under every arm, and keep one line per answer, so that nothing finished is lost."""
+"""Send prompts under several arms, and keep one line per answer, so that nothing finished is lost."""
 
 import asyncio
 import hashlib
 import json
-from collections.abc import Iterator
-from dataclasses import asdict, dataclass
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
 import openai
 from rich.progress import Progress
 
-# The order within a prompt; the control is run twice.
-ARMS: dict[str, dict[str, Any]] = {"strict": {"asd_budget": 0}, "asd": {}, "strict-again": {"asd_budget": 0}}
-_TIMEOUT_S = 600.0
+_TIMEOUT_S = 900.0
 
 
 @dataclass(frozen=True)
@@ -24,6 +22,11 @@ class Prompt:
     id: str
     text: str
 
+    @property
+    def digest(self) -> str:
+        """Of the text alone, to tell whether two sets share a prompt."""
+        return prompt_digest(self.text)
+
 
 @dataclass(frozen=True)
 class Answer:
@@ -32,17 +35,19 @@ class Answer:
     Attributes:
         task: Data set.
         id: Prompt.
-        arm: Key of :data:`ARMS`.
+        arm: Name of the limits it ran under.
         tokens: Length of the answer.
         rounds: Verification rounds.
         accepted: Draft tokens kept in them.
         strict_accepted: What strict would have kept of the same blocks; None in a strict arm.
-        exceptions: Kept tokens that are not the target's argmax.
+        exceptions: Kept tokens that are not the target's argmax (in shadow: that would have been kept).
         regret_spent: Nats charged.
         exhausted_at: Output token at which the budget was gone, or None.
         digest: Of the token ids, to compare answers without keeping them.
         token_ids: The answer.
         finish_reason: Why it ended.
+        trace: Per exception its position, its regret in nats, and the draft tokens at stake; empty unless the
+            server reports at "detailed".
     """
 
     task: str
@@ -58,6 +63,12 @@ class Answer:
     digest: str
     token_ids: list[int]
     finish_reason: str
+    trace: list[tuple[int, float, int]] = field(default_factory=list)
+
+
+def prompt_digest(text: str) -> str:
+    """The hash under which calibration and audit know a prompt; blanks at its ends don't count."""
+    return hashlib.sha256(text.strip().encode()).hexdigest()[:16]
 
 
 def read_prompts(task: str, path: Path, limit: int) -> Iterator[Prompt]:
@@ -79,27 +90,39 @@ def read_answers(path: Path) -> list[Answer]:
     return answers
 
 
-async def measure(
-    base_url: str, model: str, prompts: list[Prompt], path: Path, max_tokens: int, concurrency: int
+async def collect(
+    base_url: str,
+    model: str,
+    prompts: Sequence[Prompt],
+    arms: Mapping[str, Mapping[str, Any]],
+    path: Path,
+    max_tokens: int,
+    concurrency: int,
 ) -> list[Answer]:
     """Send what is not in `path` yet, and append each answer to it as it comes.
+
+    All arms of a prompt go out one after the other, so that they meet the same load.
 
     Args:
         base_url: Of the server, without `/v1`.
         model: Its served name.
         prompts: All prompts.
+        arms: Name to `vllm_xargs`.
         path: The raw results, JSON lines.
         max_tokens: Longest answer.
         concurrency: Requests at a time.
 
     Returns:
-        All answers, earlier ones included.
+        All answers in `path`, earlier ones included.
+
+    Raises:
+        openai.OpenAIError: A request failed. What was finished is in `path`.
     """
     answers = read_answers(path)
     done = {(answer.task, answer.id, answer.arm) for answer in answers}
-    todo = [(p, arm) for p in prompts for arm in ARMS if (p.task, p.id, arm) not in done]
-    client = openai.AsyncOpenAI(base_url=f"{base_url}/v1", api_key="none", timeout=_TIMEOUT_S, max_retries=0)
+    todo = [(p, arm) for p in prompts for arm in arms if (p.task, p.id, arm) not in done]
     places = asyncio.Semaphore(concurrency)
+    client = openai.AsyncOpenAI(base_url=f"{base_url}/v1", api_key="none", timeout=_TIMEOUT_S, max_retries=0)
     with path.open("a") as raw, Progress() as progress:
         bar = progress.add_task("answers", total=len(todo) + len(done), completed=len(done))
 
@@ -110,7 +133,7 @@ async def measure(
                     messages=[{"role": "user", "content": prompt.text}],
                     temperature=0,
                     max_tokens=max_tokens,
-                    extra_body={"return_token_ids": True, "vllm_xargs": ARMS[arm]},
+                    extra_body={"return_token_ids": True, "vllm_xargs": dict(arms[arm])},
                 )
             answer = _read(prompt, arm, response.model_dump())
             answers.append(answer)
@@ -120,7 +143,8 @@ async def measure(
             if not progress.console.is_terminal and len(answers) % 20 == 0:
                 progress.console.print(f"{len(answers)} of {len(todo) + len(done)} answers")
 
-        await asyncio.gather(*(send(prompt, arm) for prompt, arm in todo))
+        async with client:
+            await asyncio.gather(*(send(prompt, arm) for prompt, arm in todo))
     return answers
 
 
@@ -143,4 +167,5 @@ def _read(prompt: Prompt, arm: str, response: dict[str, Any]) -> Answer:
         digest=hashlib.sha256(json.dumps(token_ids).encode()).hexdigest()[:16],
         token_ids=token_ids,
         finish_reason=choice["finish_reason"],
+        trace=[(e["position"], e["regret"], e["at_stake"]) for e in asd.get("exception_trace", ())],
     )
