@@ -123,7 +123,10 @@ async def collect(
     todo = [(p, arm) for p in prompts for arm in arms if (p.task, p.id, arm) not in done]
     places = asyncio.Semaphore(concurrency)
     client = openai.AsyncOpenAI(base_url=f"{base_url}/v1", api_key="none", timeout=_TIMEOUT_S, max_retries=0)
+    cut_off = path.exists() and not path.read_bytes().endswith(b"\n")
     with path.open("a") as raw, Progress() as progress:
+        # Else the next answer would stand behind half a line, and be lost with it.
+        raw.write("\n" if cut_off else "")
         bar = progress.add_task("answers", total=len(todo) + len(done), completed=len(done))
 
         async def send(prompt: Prompt, arm: str) -> None:
