@@ -32,7 +32,9 @@ class Item(BaseModel):
     extracted: str | None = Field(
         description="What the task reads out of the answer; null when nothing is found"
     )
-    score: float = Field(ge=0, le=1, description="The task's score: 0 or 1, or graded in between")
+    score: Annotated[float, Field(ge=0, le=1)] | None = Field(
+        description="The task's score: 0 or 1, or graded in between; null where the task has no right answer"
+    )
     tokens: Count = Field(description="Tokens of the answer")
     finish_reason: str = Field(description="Why the answer ended, as the server says it")
     latency_s: NonNegative = Field(description="Wall time of the request in seconds")

@@ -1,8 +1,7 @@
 """Did the second arm lose more than a margin? A verdict in one of three words, and the items it would need.
 
 "non-inferior": a loss as large as the margin is rejected. "inferior": a loss no larger than the margin is
-rejected. "undecided": neither. Each is wrong at most a share `alpha` of the time: two one-sided tests whose null
-hypotheses can't both hold.
+rejected. "undecided": neither. Each of the first two is wrong at most a share `alpha` of the time.
 """
 
 import math
@@ -13,7 +12,13 @@ import numpy as np
 from numpy.typing import ArrayLike
 from scipy import stats
 
-from eval.statistics.paired_binary import PairedCounts, exact_interval, exact_p_value, mcnemar_p_value
+from eval.statistics.paired_binary import (
+    PairedCounts,
+    exact_interval,
+    exact_p_value,
+    mcnemar_p_value,
+    null_variance,
+)
 from eval.statistics.paired_graded import PairedDifferences, adjusted_interval, adjusted_p_value
 
 Verdict = Literal["non-inferior", "inferior", "undecided"]
@@ -36,8 +41,8 @@ class NonInferiority:
         mcnemar_p: Exact two-sided McNemar p-value of "no difference"; None for graded scores.
         p_noninferior: p-value of "the loss is the margin or more".
         p_inferior: p-value of "the loss is the margin or less".
-        needed_items: Items with which "non-inferior" would come out with a probability of `POWER`, if the second
-            arm were as good as the first and pairs as discordant as here.
+        needed_items: Items with which "non-inferior" would come out with a probability of `POWER`, if the
+            second arm were as good as the first and pairs as discordant as here.
     """
 
     verdict: Verdict
@@ -52,7 +57,7 @@ class NonInferiority:
     needed_items: int
 
 
-def test_noninferiority(
+def noninferiority_test(
     first: ArrayLike, second: ArrayLike, margin: float, alpha: float = ALPHA
 ) -> NonInferiority:
     """Test whether the second arm's score is at most `margin` below the first's.
@@ -111,11 +116,13 @@ def needed_items(mean_square: float, margin: float, alpha: float = ALPHA, power:
         alpha: Error of the test.
         power: Probability of the verdict.
 
-    The normal approximation, but never fewer than the items with which even no discordant pair at all would
-    prove the point: (1 - margin)^n <= alpha, the "rule of three".
+    Never fewer than the items with which even no discordant pair at all would prove the point:
+    (1 - margin)^n <= alpha, the "rule of three".
 
     Source: J.-m. Nam, Biometrics 53 (1997), 1422-1430, at a true difference of 0.
     """
-    quantiles = stats.norm.isf(alpha) + stats.norm.ppf(power)
-    approximate = mean_square * (quantiles / margin) ** 2
+    rate = np.asarray(mean_square / 2)
+    under_null = math.sqrt(float(null_variance(rate, rate, -margin)))
+    reach = stats.norm.isf(alpha) * under_null + stats.norm.ppf(power) * math.sqrt(mean_square)
+    approximate = float(reach / margin) ** 2
     return math.ceil(max(approximate, math.log(alpha) / math.log(1 - margin)))

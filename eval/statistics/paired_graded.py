@@ -1,9 +1,9 @@
 """Paired scores between 0 and 1 that are not all 0 or 1: the mean difference against a distance.
 
 A t-test would call a handful of equal pairs proof of equality, because its variance is then zero. Agresti and
-Min's adjustment for paired 0/1 scores (Statistics in Medicine 24 (2005), 729-740) adds half an observation to each
-cell of the 2x2 table; in terms of differences that is half a pair at +1, half a pair at -1 and one at 0, and in
-those terms it carries over to graded scores. With 0/1 scores both are the same numbers.
+Min's adjustment for paired 0/1 scores (Statistics in Medicine 24 (2005), 729-740) adds half an observation to
+each cell of the 2x2 table; in terms of differences that is half a pair at +1, half a pair at -1 and one at 0,
+and in those terms it carries over to graded scores.
 """
 
 from dataclasses import dataclass

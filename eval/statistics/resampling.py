@@ -1,7 +1,7 @@
-"""Paired bootstrap of sums: pairs are resampled whole, and within their stratum (task) when there are several.
+"""Paired bootstrap of sums: pairs are resampled whole, each within its stratum (task).
 
-Every figure of an audit is a function of column sums (a mean, a ratio of sums, a rate), so one set of resampled
-sums serves them all. `scipy.stats.bootstrap` has no strata.
+Every figure of an audit is a function of column sums (a mean, a ratio of sums, a rate), so one set of
+resampled sums serves them all. `scipy.stats.bootstrap` has no strata.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -15,13 +15,13 @@ Floats = NDArray[np.float64]
 Sums = Mapping[str, Floats]
 
 CONFIDENCE = 0.95
-_RESAMPLES = 4000
+_RESAMPLES = 2000
 _CHUNK = 250
 
 
 @dataclass(frozen=True)
 class Interval:
-    """A figure and its percentile bootstrap interval at `CONFIDENCE`; an end is None where it is not finite."""
+    """A figure and its percentile bootstrap interval at `CONFIDENCE`; an end that is not finite is None."""
 
     value: float
     low: float | None
@@ -78,7 +78,8 @@ class ResampledSums:
         # A resample without a denominator is as far out as can be, on either side.
         tail = (1 - CONFIDENCE) / 2
         low, high = (
-            float(np.quantile(np.nan_to_num(drawn, nan=end, posinf=np.inf), level))
+            # Not interpolated: an infinite neighbour would give NaN.
+            float(np.quantile(np.where(np.isnan(drawn), end, drawn), level, method="inverted_cdf"))
             for end, level in ((-np.inf, tail), (np.inf, 1 - tail))
         )
         return Interval(value, low if np.isfinite(low) else None, high if np.isfinite(high) else None)

@@ -1,0 +1,156 @@
+"""Which limits the ASD arm runs under, and whether this server runs them as they were frozen."""
+
+import json
+import urllib.error
+import urllib.request
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from eval.calibrate.freeze import SPECULATION, evidence_path
+from eval.server.served import Served
+from vllm_asd.config import AsdConfig, RequestKeys, split_speculative_config
+
+_TIMEOUT_S = 10.0
+# What a request can't send: the server must run it as it was frozen.
+_SERVER_ONLY = ("asd_pricing", "asd_scope", "asd_protect")
+
+
+@dataclass(frozen=True)
+class Audited:
+    """What is audited.
+
+    Attributes:
+        xargs: The limits, as `vllm_xargs` of each request.
+        drafter: Its name, as far as the frozen file tells.
+        calibrated: Digests of the prompts that the limits were calibrated on; None if not known.
+        notes: What the reader of the report should know about all this.
+    """
+
+    xargs: dict[str, Any]
+    drafter: str | None
+    calibrated: frozenset[str] | None
+    notes: tuple[str, ...]
+
+
+def audited_limits(served: Served, config: Path | None, limits: str | None) -> Audited:
+    """The limits of a frozen file, of JSON, or the server's own.
+
+    Args:
+        served: The server.
+        config: A file for `vllm serve --config`, such as calibrate writes.
+        limits: JSON of the keys that a request may send.
+
+    Raises:
+        ValueError: Unreadable, laxer than the server's, or priced otherwise; one line.
+        OSError: The file can't be read.
+    """
+    if served.limits.shadow:
+        raise ValueError(f'{served.base_url} only looks: start it with "asd_mode": "enforce"')
+    if config is not None and limits is not None:
+        raise ValueError("give --config or --limits, not both")
+    if config is not None:
+        return _of_config(served, config)
+    if limits is not None:
+        return Audited(_within(served, _json_object("--limits", limits)), None, None, ())
+    return Audited(_as_keys(_config_of(served)), None, None, ("The limits are the server's own.",))
+
+
+def _of_config(served: Served, path: Path) -> Audited:
+    try:
+        arguments = yaml.safe_load(path.read_text(encoding="utf-8"))
+    except yaml.YAMLError as error:
+        raise ValueError(f"{path} is no YAML: {' '.join(str(error).split())}") from None
+    given = arguments if isinstance(arguments, dict) else {}
+    speculation = given.get(SPECULATION, given.get(SPECULATION.replace("-", "_")))
+    if isinstance(speculation, str):
+        speculation = _json_object(f"{SPECULATION} in {path}", speculation)
+    _, asd = split_speculative_config(speculation) if isinstance(speculation, Mapping) else ({}, None)
+    if asd is None or not isinstance(speculation, Mapping):
+        raise ValueError(f'{path} has no {SPECULATION} with "rejection_sample_method": "asd"')
+    calibrated, notes = _calibration(path)
+    return Audited(
+        xargs=_within(served, _as_keys(asd)),
+        drafter=_short(speculation.get("model") or speculation.get("method")),
+        calibrated=calibrated,
+        notes=(*notes, *_server_only(served, asd)),
+    )
+
+
+def _as_keys(config: AsdConfig) -> dict[str, Any]:
+    keys = config.model_dump(include={"asd_budget", "asd_gate", "asd_block_cap", "asd_refill"})
+    return keys if config.asd_mode == "enforce" else {**keys, "asd_mode": config.asd_mode}
+
+
+def _config_of(served: Served) -> AsdConfig:
+    limits = served.limits
+    return AsdConfig(
+        asd_budget=limits.budget,
+        asd_gate=limits.gate,
+        asd_block_cap=limits.block_cap,
+        asd_refill=limits.refill,
+    )
+
+
+def _within(served: Served, keys: dict[str, Any]) -> dict[str, Any]:
+    """The keys, all four limits filled in; AsdConfigError, a ValueError, names one that is laxer."""
+    unknown = [key for key in keys if key not in RequestKeys.model_fields]
+    if unknown:
+        raise ValueError(f"{unknown[0]} is no limit; --limits takes: {', '.join(RequestKeys.model_fields)}")
+    return _as_keys(_config_of(served).settings_for(keys))
+
+
+def _calibration(config: Path) -> tuple[frozenset[str] | None, tuple[str, ...]]:
+    path = evidence_path(config)
+    if not path.is_file():
+        note = f"{config.name} comes without {path.name}: whether calibration saw these prompts is not known."
+        return None, (note,)
+    evidence = _json_object(path, path.read_text(encoding="utf-8"))
+    prompts = evidence.get("prompts")
+    if not isinstance(prompts, list):
+        raise ValueError(f"{path} has no list `prompts` of prompt digests: calibrate anew")
+    return frozenset(str(digest) for digest in prompts), ()
+
+
+def _server_only(served: Served, frozen: AsdConfig) -> tuple[str, ...]:
+    """Refuse a server that runs other pricing, scope or protection; a note where it does not say."""
+    runs = _server_settings(served)
+    for key in _SERVER_ONLY if runs else ():
+        wanted = getattr(frozen, key)
+        if runs and runs.get(key, wanted) != wanted:
+            raise ValueError(
+                f"the server runs {key}={runs[key]!r} and {wanted!r} was frozen: start it with that"
+            )
+    if runs:
+        return ()
+    said = ", ".join(f"{key}={getattr(frozen, key)}" for key in _SERVER_ONLY)
+    return (f"Taken on trust: the server runs {said}. Started with VLLM_PLUGINS=asd it would say.",)
+
+
+def _server_settings(served: Served) -> dict[str, Any] | None:
+    url = f"{served.base_url}/plugins/asd/limits"
+    try:
+        with urllib.request.urlopen(url, timeout=_TIMEOUT_S) as response:
+            found = json.loads(response.read())
+    except urllib.error.HTTPError as error:
+        error.close()  # without VLLM_PLUGINS there is no such route
+        return None
+    return found if isinstance(found, dict) else None
+
+
+def _json_object(name: object, text: str) -> dict[str, Any]:
+    try:
+        found = json.loads(text)
+    except json.JSONDecodeError as error:
+        raise ValueError(f"{name} is no JSON ({error.msg}): it takes an object") from None
+    if not isinstance(found, dict):
+        raise ValueError(f'{name} must be a JSON object, such as {{"asd_budget": 8}}')
+    return found
+
+
+def _short(name: object) -> str | None:
+    """The last part of a path or name: a report says nothing about this machine's folders."""
+    return None if name is None else str(name).rstrip("/").rpartition("/")[2]

@@ -1,0 +1,79 @@
+"""From the answers of an audit to its report, and the report's files."""
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from eval.audit import plots
+from eval.audit.groups import group, sight_of
+from eval.audit.items import Item
+from eval.audit.pairs import pair_items
+from eval.audit.report_html import html
+from eval.audit.report_markdown import markdown
+from eval.audit.report_schema import AuditReport
+from eval.audit.verdict import overall
+from eval.statistics.noninferiority import ALPHA, POWER
+
+REPORT, MARKDOWN, HTML = "report.json", "report.md", "report.html"
+
+
+def build_report(
+    items: Sequence[Item],
+    meta: Mapping[str, Any],
+    margin: float,
+    chance: Mapping[str, float] | None = None,
+) -> AuditReport:
+    """Compute the report.
+
+    Args:
+        items: The answers of all arms.
+        meta: Provenance, kept as it is; `model` and `drafter` make the title.
+        margin: Largest tolerated loss of score, as a fraction: 0.01 is one point.
+        chance: Score of blind guessing, of the tasks where guessing scores.
+
+    Raises:
+        ValueError: No item has both arms, arms answered different prompts, or the margin is out of range.
+    """
+    paired = pair_items(items)
+    tasks = []
+    for task in paired.tasks:
+        rows = paired.of_task(task)
+        sight = sight_of([row.control for row in rows], (chance or {}).get(task))
+        tasks.append(group(task, rows, margin, sight))
+    pooled = group("pooled", paired.rows, margin)
+    return AuditReport(
+        margin=margin,
+        alpha=ALPHA,
+        power=POWER,
+        overall=overall(tasks, pooled, paired.rows, margin),
+        pooled=pooled,
+        tasks=tasks,
+        unpaired=paired.unpaired,
+        provenance=dict(meta),
+    )
+
+
+def write_report(
+    items: Sequence[Item],
+    meta: Mapping[str, Any],
+    folder: Path,
+    margin: float,
+    chance: Mapping[str, float] | None = None,
+) -> AuditReport:
+    """Write `report.json`, `report.md`, `report.html` and the pictures into `folder`, made if need be.
+
+    Arguments and errors are those of `build_report`.
+    """
+    report = build_report(items, meta, margin, chance)
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / REPORT).write_text(report.model_dump_json(by_alias=True, indent=2) + "\n", encoding="utf-8")
+    plots.draw_all(report, [item for item in items if item.arm == "asd"], folder)
+    page = markdown(report)
+    (folder / MARKDOWN).write_text(page, encoding="utf-8")
+    (folder / HTML).write_text(html(report, page, folder), encoding="utf-8")
+    return report
+
+
+def json_schema() -> dict[str, Any]:
+    """The JSON schema of `report.json`."""
+    return AuditReport.model_json_schema(by_alias=True)
