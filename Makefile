@@ -17,12 +17,12 @@ setup: ## Create .venv with vLLM (GPU build where there is one), the plugin and 
 	@$(SETUP) demo
 
 .PHONY: setup-dev
-setup-dev: ## The same, with the tests' and linters' tools.
-	@$(SETUP) demo dev
+setup-dev: ## The same, with the audit's tools, the tests' and the linters'.
+	@$(SETUP) demo eval dev
 
 .PHONY: setup-eval
-setup-eval: ## The same, with lm-eval, statistics and plots for the full audit.
-	@$(SETUP) demo dev eval
+setup-eval: ## The same, with lm-eval, statistics and plots: calibrate, audit and bench.
+	@$(SETUP) demo eval
 
 .PHONY: demo
 demo: setup ## See strict and approximate verification side by side on a small model.

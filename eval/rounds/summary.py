@@ -6,8 +6,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from eval.answers import Answer
-
-_RESAMPLES = 4000
+from eval.paired import parting, round_gain, tokens_per_round
 
 
 @dataclass(frozen=True)
@@ -70,10 +69,10 @@ def summarize(answers: Sequence[Answer], task: str | None = None) -> Summary:
     return Summary(
         task=task or "all",
         prompts=len(rows),
-        strict=_per_round(strict),
-        asd=_per_round(asd),
-        gain=_gain(strict, asd),
-        counterfactual=_per_round(relaxed)
+        strict=tokens_per_round(strict),
+        asd=tokens_per_round(asd),
+        gain=round_gain(strict, asd),
+        counterfactual=tokens_per_round(relaxed)
         / ((rounds + sum(answer.strict_accepted or 0 for answer in relaxed)) / rounds),
         exceptions_per_100_tokens=100 * sum(answer.exceptions for answer in asd) / tokens,
         regret_per_answer=float(np.mean([answer.regret_spent for answer in asd])),
@@ -83,28 +82,3 @@ def summarize(answers: Sequence[Answer], task: str | None = None) -> Summary:
         length_ratio=tokens / sum(answer.tokens for answer in strict),
         median_divergence=float(np.median(partings)) if partings else None,
     )
-
-
-def parting(left: Answer, right: Answer) -> int:
-    """The first position at which two answers differ."""
-    pairs = zip(left.token_ids, right.token_ids, strict=False)
-    same = next((i for i, (a, b) in enumerate(pairs) if a != b), None)
-    return min(left.tokens, right.tokens) if same is None else same
-
-
-def _per_round(answers: Sequence[Answer]) -> float:
-    rounds = sum(answer.rounds for answer in answers)
-    return (rounds + sum(answer.accepted for answer in answers)) / rounds
-
-
-def _gain(strict: Sequence[Answer], asd: Sequence[Answer]) -> tuple[float, float, float]:
-    """Ratio of tokens per round and its 95% interval; prompts are resampled, both arms of each together."""
-    table = np.array(
-        [[s.rounds, s.accepted, a.rounds, a.accepted] for s, a in zip(strict, asd, strict=True)], dtype=float
-    )
-    generator = np.random.default_rng(0)
-    picks = generator.integers(0, len(table), size=(_RESAMPLES, len(table)))
-    sums = table[picks].sum(axis=1)
-    ratios = ((sums[:, 2] + sums[:, 3]) / sums[:, 2]) / ((sums[:, 0] + sums[:, 1]) / sums[:, 0])
-    low, high = np.quantile(ratios, (0.025, 0.975))
-    return _per_round(asd) / _per_round(strict), float(low), float(high)

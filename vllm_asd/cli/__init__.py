@@ -6,8 +6,10 @@ and a line in `SUBCOMMANDS`. A line without its module is not offered.
 
 import importlib
 import importlib.util
+from typing import Any
 
 import typer
+from typer.core import TyperCommand
 
 SUBCOMMANDS = {
     "doctor": "Check that this machine and this vLLM can run ASD, and that it is on.",
@@ -33,6 +35,14 @@ def _group() -> None:
     pass
 
 
+class _Forwarding(TyperCommand):
+    """Leaves every argument, `--help` and a bare `--` included, to the subcommand's own parser."""
+
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        ctx.args = list(args)
+        return args
+
+
 def _register(name: str, summary: str) -> None:
     module = f"{__name__}.{name}"
 
@@ -40,13 +50,7 @@ def _register(name: str, summary: str) -> None:
         subcommand: typer.Typer = importlib.import_module(module).app
         subcommand(args=context.args, prog_name=f"vllm-asd {name}")
 
-    # Everything behind the name, `--help` included, is for the subcommand's own parser.
-    app.command(
-        name,
-        help=summary,
-        add_help_option=False,
-        context_settings={"allow_extra_args": True, "ignore_unknown_options": True},
-    )(forward)
+    app.command(name, cls=_Forwarding, help=summary, add_help_option=False)(forward)
 
 
 for _name, _summary in SUBCOMMANDS.items():

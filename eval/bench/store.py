@@ -1,0 +1,79 @@
+"""The output folder: one file per finished cell, so that nothing finished is lost or done twice."""
+
+import json
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
+
+from eval.bench.cells import Cell
+from eval.bench.settings import BenchError, Settings
+
+SCHEMA = "vllm-asd/bench-cell/1"
+# More repeats may be asked for later; everything else makes another run of it.
+_MAY_DIFFER = ("repeats",)
+
+
+class Store:
+    """Reads and writes cells."""
+
+    def __init__(self, folder: Path, settings: Settings) -> None:
+        """Open a folder, new or of an earlier run with the same settings.
+
+        Raises:
+            BenchError: It belongs to a run with other settings.
+        """
+        self.folder = folder
+        self._cells = folder / "cells"
+        self._cells.mkdir(parents=True, exist_ok=True)
+        self._check(settings.as_json())
+
+    @property
+    def scratch(self) -> Path:
+        """For logs and what `vllm bench serve` reads and writes; may be deleted."""
+        path = self.folder / "scratch"
+        path.mkdir(exist_ok=True)
+        return path
+
+    def has(self, cell: Cell) -> bool:
+        """Whether the cell is finished."""
+        return self._path(cell).exists()
+
+    def read(self, cell: Cell) -> dict[str, Any]:
+        """A finished cell."""
+        return dict(json.loads(self._path(cell).read_text()))
+
+    def read_all(self, cells: Iterable[Cell]) -> dict[Cell, dict[str, Any]]:
+        """Those of the cells that are finished."""
+        return {cell: self.read(cell) for cell in cells if self.has(cell)}
+
+    def write(self, cell: Cell, record: dict[str, Any]) -> None:
+        """Keep a finished cell; it is there whole or not at all."""
+        write_whole(self._path(cell), json.dumps({"schema": SCHEMA, **record}))
+
+    def _path(self, cell: Cell) -> Path:
+        return self._cells / f"{cell.name}.json"
+
+    def _check(self, settings: dict[str, Any]) -> None:
+        path = self.folder / "settings.json"
+        if path.exists():
+            earlier = json.loads(path.read_text())
+            for name, value in settings.items():
+                if name not in _MAY_DIFFER and earlier.get(name) != value:
+                    option = "--" + name.replace("_", "-")
+                    raise BenchError(
+                        f"{self.folder} holds a run with another {option} ({_short(earlier.get(name))}, now "
+                        f"{_short(value)}): give the same, or another --output"
+                    )
+        write_whole(path, json.dumps(settings, indent=2) + "\n")
+
+
+def write_whole(path: Path, text: str) -> None:
+    """Write a file that readers never see in part."""
+    part = path.with_name(path.name + ".part")
+    part.write_text(text)
+    part.replace(path)
+
+
+def _short(value: object) -> str:
+    text = json.dumps(value)
+    return text if len(text) <= 60 else text[:57] + "..."
