@@ -36,13 +36,15 @@ def on_requested(vllm_config: Any, config: AsdConfig) -> None:
         AsdConfigError: The installed vLLM or another setting does not go with ASD.
         PatchError: A hook's target is not what was expected.
     """
-    from vllm_asd.upstream import compatibility, requests, stat_logger, wire
+    from vllm_asd.upstream import compatibility, early_report, requests, responses, stat_logger, wire
 
     compatibility.refuse_unsupported_version()
     compatibility.refuse_combinations(vllm_config)
     requests.install(config)
     wire.install()
     stat_logger.install()
+    early_report.install()
+    responses.install()
     # The engine may run in this very process (VLLM_ENABLE_V1_MULTIPROCESSING=0).
     _install_engine_side()
     logger.info("ASD on: %s", " ".join(f"{key}={value}" for key, value in config.model_dump().items()))

@@ -247,16 +247,35 @@ class TestReport:
     def test_is_there_when_a_stop_string_ends_the_request(
         self, client: Client, wishes: dict[str, Any]
     ) -> None:
-        """The front end finds stop strings, after the engine has gone on."""
-        text = client.complete(num_tokens=60, vllm_xargs=wishes)["choices"][0]["text"]
-        stopped = client.complete(num_tokens=60, vllm_xargs=wishes, stop=[text.split()[30]])
+        """The front end finds stop strings, after the engine has gone on; the report comes in parts."""
+        whole = client.complete(num_tokens=90, vllm_xargs=wishes)
+        stop = whole["choices"][0]["text"].split()[60]
+        stopped = client.complete(num_tokens=90, vllm_xargs=wishes, stop=[stop])
         assert stopped["choices"][0]["finish_reason"] == "stop"
-        report = report_of(stopped)
-        assert report["mode"] == ("strict" if wishes else "enforce")
-        tokens = stopped["choices"][0]["token_ids"]
-        for entry in report["exception_trace"]:
-            if entry["position"] < len(tokens):
-                assert tokens[entry["position"]] == entry["token_id"]
+        body = {"prompt": prompt(0), "max_tokens": 90, "ignore_eos": True, "stop": [stop]}
+        streamed = client.stream("/v1/completions", {**body, "vllm_xargs": wishes})[-1]
+        found, of_stream, longer = (r["metrics"]["speculative_decoding"] for r in (stopped, streamed, whole))
+        assert of_stream == found
+        assert found["asd"]["mode"] == ("strict" if wishes else "enforce")
+        # As the report of the same answer without a stop, cut off behind some block.
+        assert 5 < len(found["per_step_accepted"]) == found["num_spec_steps"] < longer["num_spec_steps"]
+        assert found["per_step_accepted"] == longer["per_step_accepted"][: found["num_spec_steps"]]
+        assert found["per_step_drafted"] == longer["per_step_drafted"][: found["num_spec_steps"]]
+        trace = found["asd"]["exception_trace"]
+        assert len(trace) == found["asd"]["exceptions"]
+        assert trace == longer["asd"]["exception_trace"][: len(trace)]
+        assert bool(trace) != bool(wishes)
+
+    def test_is_in_responses_as_in_a_chat(self, client: Client) -> None:
+        """The route's `metrics` are vLLM's own field, which it leaves empty."""
+        chat = {"messages": [{"role": "user", "content": "t7 t8 t9"}], "max_tokens": 50}
+        expected = client.post("/v1/chat/completions", chat)["metrics"]["speculative_decoding"]
+        assert expected["asd"]["exceptions"] > 0
+        body = {"input": "t7 t8 t9", "max_output_tokens": 50}
+        assert client.post("/v1/responses", body)["metrics"]["speculative_decoding"] == expected
+        with client.open("/v1/responses", {**body, "stream": True}) as stream:
+            events = [line[6:] for line in stream.read().decode().splitlines() if line.startswith("data: ")]
+        assert json.loads(events[-1])["response"]["metrics"]["speculative_decoding"] == expected
 
 
 class TestRoutes:

@@ -15,7 +15,7 @@ from vllm_asd.cli import explain
 from vllm_asd.config import RequestLimits
 from vllm_asd.telemetry import transcript_html, transcript_terminal
 from vllm_asd.telemetry.request_report import RequestReport
-from vllm_asd.telemetry.transcript import TranscriptError, read_transcript
+from vllm_asd.telemetry.transcript import NUM_LEVELS, TranscriptError, read_transcript
 
 WORDS = ["The", " sky", " is", " <blue>", "\n", "because", " of", " air", "."]
 
@@ -85,6 +85,12 @@ def test_under_shadow_names_the_draft_that_was_not_kept() -> None:
     assert [relaxation.other_text for relaxation in transcript.relaxations] == ["#11", "#13"]
 
 
+def test_under_shadow_a_draft_among_the_likeliest_has_its_text() -> None:
+    response = completion("shadow")
+    response["choices"][0]["logprobs"]["top_logprobs"][1] = {" sky": -1.0, " sea": -1.5}
+    assert read_transcript(response).relaxations[0].other_text == " sea"
+
+
 def test_of_a_tie_the_kept_token_is_not_called_the_targets() -> None:
     response = completion()
     response["choices"][0]["logprobs"]["top_logprobs"][1] = {" sky": -1.0, " sea": -1.0}
@@ -103,6 +109,7 @@ def test_without_alternatives_gives_the_id() -> None:
         ({"choices": [{}]}, "--per-request-spec-decode-metrics detailed"),
         ({"metrics": None, "choices": [{}]}, "ASD on"),
         ({**completion(), "choices": [{"text": "x"}]}, '"logprobs": 1'),
+        ({"output": [], "metrics": completion()["metrics"]}, "no choices"),
     ],
 )
 def test_says_what_is_missing_and_how_to_get_it(broken: dict[str, Any], fix: str) -> None:
@@ -124,9 +131,48 @@ def test_the_terminal_shows_each_exception_once_beside_its_line(width: int) -> N
     lines = console.export_text().splitlines()
     first = [line for line in lines if "sea" in line]
     assert len(first) == 1
-    assert "sky¹" in first[0]
-    assert "0.50 target: ␣sea" in first[0]
+    # Without colour: brackets around it, a bar for its regret, and the two probabilities.
+    assert "[sky]¹" in first[0]
+    assert re.search(r"¹ +▄ 0\.50 +␣sea +37% +22%$", first[0].rstrip())
     assert sum("␣&␣wide" in line for line in lines) == 1
+
+
+@pytest.mark.parametrize("no_color", [True, False])
+def test_a_terminal_shows_regret_with_and_without_colour(no_color: bool) -> None:
+    """`NO_COLOR` leaves underlining: the number and the bar say the rest."""
+    written = io.StringIO()
+    console = Console(
+        width=100, force_terminal=True, color_system="truecolor", no_color=no_color, file=written
+    )
+    console.print(transcript_terminal.render(read_transcript(completion()), console))
+    output = written.getvalue()
+    assert ("48;2;" in output) != no_color
+    assert re.search(r"\x1b\[[0-9;]*4[;m][^\x1b]*sky¹", output)
+    assert "█ 1.25" in output
+
+
+def test_under_shadow_the_columns_are_the_drafts() -> None:
+    console = Console(width=120, record=True, color_system=None, file=io.StringIO())
+    console.print(transcript_terminal.render(read_transcript(completion("shadow")), console))
+    text = console.export_text()
+    # The draft's token was the less likely one, and the text holds the target's.
+    assert re.search(r"#11 +22% +37%", text)
+    assert "p said" in text
+    assert "would have been kept" in text
+
+
+def test_an_answer_without_exceptions_says_so() -> None:
+    response = completion()
+    response["metrics"]["speculative_decoding"]["asd"] |= {
+        "exceptions": 0,
+        "regret": 0,
+        "exception_trace": [],
+    }
+    transcript = read_transcript(response)
+    console = Console(width=100, record=True, color_system=None, file=io.StringIO())
+    console.print(transcript_terminal.render(transcript, console))
+    assert "no exception" in console.export_text()
+    assert "No exception" in transcript_html.render(transcript)
 
 
 class _Collector(HTMLParser):
@@ -162,8 +208,17 @@ def test_the_page_is_well_formed_and_needs_nothing_from_elsewhere() -> None:
 def test_the_page_marks_dearer_exceptions_stronger() -> None:
     collector = _Collector()
     collector.feed(transcript_html.render(read_transcript(completion())))
-    cheap, dear = (float(style.removeprefix("--share:")) for style in collector.marks)
+    cheap, dear, *legend = (int(style.removeprefix("--level:")) for style in collector.marks)
     assert cheap < dear
+    assert legend == list(range(NUM_LEVELS))
+
+
+def test_the_page_has_all_of_it_without_hovering() -> None:
+    page = transcript_html.render(read_transcript(completion()))
+    rows = re.findall(r"<tr><td>.*?</tr>", page)
+    cells = [re.sub(r"<[^>]+>", "|", row) for row in rows]
+    assert len(cells) == 2
+    assert all(part in cells[0] for part in ("␣sky", "␣sea", "0.500", "36.8%", "22.3%"))
 
 
 class TestCommand:
@@ -199,6 +254,32 @@ class TestCommand:
         result = CliRunner().invoke(explain.app, ["--url", "localhost:9", "--prompt", "x"])
         assert result.exit_code == 1
         assert "no answer from the server" in result.output
+
+    @pytest.mark.parametrize("text", ["asd_budget=2", "[2]"])
+    def test_names_the_option_that_is_not_json(self, text: str) -> None:
+        command = ["--url", "localhost:9", "--prompt", "x", "--xargs", text]
+        result = CliRunner().invoke(explain.app, command)
+        assert result.exit_code == 1
+        assert result.output.startswith(f"vllm-asd explain: --xargs={text} is not a JSON object")
+
+    def test_takes_no_xargs_for_a_response_that_is_there(self, tmp_path: Path) -> None:
+        (tmp_path / "r.json").write_text(json.dumps(completion()))
+        result = CliRunner().invoke(explain.app, [str(tmp_path / "r.json"), "--xargs", "{}"])
+        assert result.exit_code == 1
+        assert "--xargs is for asking a server" in result.output
+
+    def test_sends_the_xargs(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        sent: list[dict[str, Any] | None] = []
+
+        def answer(_url: str, body: dict[str, Any] | None = None) -> dict[str, Any]:
+            sent.append(body)
+            return chat_completion()
+
+        monkeypatch.setattr(explain, "_request", answer)
+        command = ["--url", "localhost:9", "--prompt", "x", "--model", "m"]
+        for xargs in ([], ["--xargs", '{"asd_budget": 0.5}']):
+            assert CliRunner().invoke(explain.app, [*command, *xargs]).exit_code == 0
+        assert [body["vllm_xargs"] for body in sent if body] == [{}, {"asd_budget": 0.5}]
 
     def test_needs_a_response_or_a_server(self) -> None:
         result = CliRunner().invoke(explain.app, ["--url", "http://localhost:1"])

@@ -2,8 +2,8 @@
 
     python -m tests.v2.recount TARGET DRAFTER METHOD REQUESTS
 
-Greedy, sampled, strict, shadow and tighter requests; with stop strings, streamed, aborted, and preempted for want
-of KV cache. The last line of stdout is JSON: `counters` from the engine, `recount` from the reports.
+Greedy, sampled, strict, shadow and tighter requests; with stop strings, streamed, aborted, and preempted for
+want of KV cache. The last line of stdout is JSON: `counters` from the engine, `recount` from the reports.
 """
 
 import json
@@ -77,7 +77,7 @@ def _params(index: int, chance: random.Random) -> SamplingParams:
 def _serve(engine: LLMEngine, num_requests: int) -> tuple[list[dict[str, Any]], dict[str, int]]:
     """All reports, those of aborted requests as the scheduler had them, and how many ended how."""
     chance = random.Random(3)
-    scheduler = engine.engine_core.engine_core.scheduler  # type: ignore[attr-defined]
+    scheduler = engine.engine_core.engine_core.scheduler
     for index in range(num_requests):
         prompt = [chance.randrange(5, 512) for _ in range(chance.randrange(4, 60))]
         engine.add_request(str(index), {"prompt_token_ids": prompt}, _params(index, chance))
@@ -95,11 +95,11 @@ def _serve(engine: LLMEngine, num_requests: int) -> tuple[list[dict[str, Any]], 
                 seen["shadow"] += report["mode"] == "shadow"
                 reports.append(report)
         running = [request for request in scheduler.running if request.num_output_tokens > 3]
-        if running and chance.random() < num_requests / 2000:
+        if running and chance.random() < 0.06:
             gone = chance.choice(running)
             if hasattr(gone, "asd_report"):
                 reports.append(gone.asd_report.payload)
-            engine.abort_request([gone.external_req_id])
+            engine.abort_request([gone.request_id], internal=True)
             seen["aborted"] += 1
     return reports, seen
 

@@ -30,6 +30,9 @@ def main(
     model: Annotated[str | None, typer.Option(help="Default: the server's first model.")] = None,
     max_tokens: Annotated[int, typer.Option(help="Of the answer.", min=1)] = 256,
     chat: Annotated[bool, typer.Option(help="Ask as a chat message, or as plain text.")] = True,
+    xargs: Annotated[
+        str | None, typer.Option(help="The request's vllm_xargs (JSON), for example '{\"asd_budget\": 2}'.")
+    ] = None,
     html: Annotated[Path | None, typer.Option(help="Write the page here as well.", dir_okay=False)] = None,
     save: Annotated[Path | None, typer.Option(help="Write the response (JSON) here.", dir_okay=False)] = None,
 ) -> None:
@@ -39,6 +42,7 @@ def main(
     for with log-probabilities ("logprobs": 1, in a chat "logprobs": true, "top_logprobs": 2).
 
     Example: vllm-asd explain --url http://localhost:8000 --prompt "Why is the sky blue?" --html answer.html
+    --xargs '{"asd_budget": 2}'
     """
     for target in (save, html):
         # Now, not after an answer that took a minute.
@@ -46,7 +50,12 @@ def main(
             typer.echo(f"vllm-asd explain: there is no folder {target.parent} for {target.name}", err=True)
             raise typer.Exit(1)
     try:
-        answer = _load(response) if response is not None else _ask(url, model, prompt, max_tokens, chat)
+        if response is not None:
+            if xargs is not None:
+                raise TranscriptError("--xargs is for asking a server: drop it, or the saved response")
+            answer = _load(response)
+        else:
+            answer = _ask(url, model, prompt, max_tokens, chat, _read_xargs(xargs))
         transcript = read_transcript(answer)
     except (TranscriptError, OSError, json.JSONDecodeError) as error:
         typer.echo(f"vllm-asd explain: {_reason(error)}", err=True)
@@ -64,8 +73,22 @@ def _load(path: Path) -> dict[str, Any]:
     return loaded
 
 
+def _read_xargs(text: str | None) -> dict[str, Any]:
+    if text is None:
+        return {}
+    try:
+        xargs = json.loads(text)
+    except json.JSONDecodeError:
+        xargs = None
+    if not isinstance(xargs, dict):
+        raise TranscriptError(
+            f"--xargs={text} is not a JSON object: write for example '{{\"asd_budget\": 2}}'"
+        )
+    return xargs
+
+
 def _ask(
-    url: str | None, model: str | None, prompt: str | None, max_tokens: int, chat: bool
+    url: str | None, model: str | None, prompt: str | None, max_tokens: int, chat: bool, xargs: dict[str, Any]
 ) -> dict[str, Any]:
     if url is None or prompt is None:
         raise TranscriptError("give a saved response, or --url and --prompt")
@@ -74,6 +97,7 @@ def _ask(
         "model": model or _request(f"{base}/v1/models")["data"][0]["id"],
         "temperature": 0,
         "max_tokens": max_tokens,
+        "vllm_xargs": xargs,
     }
     if chat:
         # The kept token counts as one of the two.
@@ -92,9 +116,17 @@ def _request(url: str, body: dict[str, Any] | None = None) -> dict[str, Any]:
 
 def _reason(error: Exception) -> str:
     if isinstance(error, urllib.error.HTTPError):
-        return f"{error.url} answered {error.code}: {error.read().decode(errors='replace')[:300]}"
+        return f"{error.url} answered {error.code}: {_message(error.read().decode(errors='replace'))}"
     if isinstance(error, urllib.error.URLError):
         return f"no answer from the server: {error.reason}"
     if isinstance(error, json.JSONDecodeError):
         return f"this is not JSON: {error}"
     return str(error)
+
+
+def _message(body: str) -> str:
+    """What went wrong, out of the error object that OpenAI's API answers with."""
+    try:
+        return str(json.loads(body)["error"]["message"])
+    except (ValueError, LookupError, TypeError):
+        return body[:300]

@@ -26,6 +26,8 @@ def exception_detail(blocks: DraftBlocks, outcome: Outcome, block_cap: int) -> T
     num_rows, width = outcome.exception_regret.shape
     num_entries = min(block_cap, width)
     is_exception = outcome.exception_regret >= 0
+    if _counts_for_free(is_exception.device) and not bool(is_exception.any()):
+        return torch.zeros(num_rows, 2 * num_entries, dtype=torch.float64)
     columns = torch.arange(width, device=is_exception.device)
     # Positions in order, then `width` for the rest.
     position = torch.where(is_exception, columns, width).sort(1).values[:, :num_entries]

@@ -99,7 +99,9 @@ class RequestReport:
                 token_id = exception.token_id
                 if token_id is None and not block.shadow:
                     token_id = new_token_ids[exception.position]
-                self._trace.append(_entry(exception, block.num_draft, output_position, token_id, total["sampled"]))
+                self._trace.append(
+                    _entry(exception, block.num_draft, output_position, token_id, total["sampled"])
+                )
         return tally
 
     def _strict_blocks(self) -> float:

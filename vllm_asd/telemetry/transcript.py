@@ -6,6 +6,10 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+# Steps of regret that a reader can tell apart, by colour or without.
+NUM_LEVELS = 5
+_SAME_LOGPROB = 1e-4
+
 
 class TranscriptError(ValueError):
     """The response does not hold what an explanation needs; the message is one line and names the fix."""
@@ -21,16 +25,18 @@ class Relaxation:
         regret: Nats.
         other_text: What the target would have said; under shadow what the draft would have. The token's id,
             if the text is not known.
-        logprob: The target's log-probability of the kept token, or None.
-        target_logprob: The target's log-probability of its own token, or None.
+        other_logprob: The target's log-probability of that token, or None.
+        said_logprob: The target's log-probability of the token in the text, or None.
+        at_stake: Draft tokens of the block from this one on, or None.
     """
 
     number: int
     position: int
     regret: float
     other_text: str
-    logprob: float | None
-    target_logprob: float | None
+    other_logprob: float | None
+    said_logprob: float | None
+    at_stake: int | None
 
 
 @dataclass(frozen=True)
@@ -63,6 +69,11 @@ class Transcript:
     def max_regret(self) -> float:
         """The largest regret of an exception, 0 without any."""
         return max((relaxation.regret for relaxation in self.relaxations), default=0.0)
+
+    def level(self, relaxation: Relaxation) -> int:
+        """How dear an exception is beside the dearest: 0 to ``NUM_LEVELS - 1``."""
+        share = relaxation.regret / self.max_regret if self.max_regret else 0.0
+        return min(int(share * NUM_LEVELS), NUM_LEVELS - 1)
 
     def summary(self) -> list[tuple[str, str]]:
         """Label and value of what the report says as a whole."""
@@ -123,22 +134,33 @@ def read_transcript(response: Mapping[str, Any]) -> Transcript:
         relaxation = None
         if entry is not None:
             number += 1
-            relaxation = Relaxation(
-                number=number,
-                position=position,
-                regret=entry["regret"],
-                other_text=_other_text(entry, text, alternatives[position], report["mode"]),
-                logprob=entry.get("logprob"),
-                target_logprob=entry.get("target_logprob"),
-            )
+            relaxation = _relaxation(number, entry, text, alternatives[position], report["mode"])
         pieces.append(Piece(text, relaxation))
     return Transcript(pieces, report, str(response.get("model", "")))
 
 
+def _relaxation(
+    number: int, entry: Mapping[str, Any], said: str, alternatives: list[tuple[str, float]], mode: str
+) -> Relaxation:
+    logprobs = entry.get("target_logprob"), entry.get("logprob")
+    # Under shadow the target's token is the one in the text.
+    other, in_text = reversed(logprobs) if mode == "shadow" else logprobs
+    return Relaxation(
+        number=number,
+        position=entry["position"],
+        regret=entry["regret"],
+        other_text=_other_text(entry, said, alternatives, mode),
+        other_logprob=other,
+        said_logprob=in_text,
+        at_stake=entry.get("at_stake"),
+    )
+
+
 def _tokens(response: Mapping[str, Any]) -> tuple[list[str], list[list[tuple[str, float]]]]:
     """The tokens' texts, and per token the likeliest ones with their log-probability."""
-    choice = response["choices"][0]
-    logprobs = choice.get("logprobs") or {}
+    if not response.get("choices"):
+        raise TranscriptError("this is neither a completion nor a chat completion: it has no choices")
+    logprobs = response["choices"][0].get("logprobs") or {}
     if logprobs.get("tokens"):
         tops = logprobs.get("top_logprobs") or [None] * len(logprobs["tokens"])
         return list(logprobs["tokens"]), [list((top or {}).items()) for top in tops]
@@ -153,9 +175,14 @@ def _tokens(response: Mapping[str, Any]) -> tuple[list[str], list[list[tuple[str
 
 
 def _other_text(entry: Mapping[str, Any], said: str, alternatives: list[tuple[str, float]], mode: str) -> str:
+    others = [top for top in alternatives if top[0] != said]
     if mode == "shadow":
-        token_id = entry.get("token_id")
-        return "?" if token_id is None else f"#{token_id}"
+        # The report has the draft's id alone; its text, if among the likeliest, is known by its probability.
+        logprob, token_id = entry.get("logprob"), entry.get("token_id")
+        same = [
+            text for text, other in others if logprob is not None and abs(other - logprob) < _SAME_LOGPROB
+        ]
+        return same[0] if len(same) == 1 else "?" if token_id is None else f"#{token_id}"
     # The target's own token is its likeliest; what else is listed is the kept one.
-    likeliest = max((top for top in alternatives if top[0] != said), key=lambda top: top[1], default=None)
+    likeliest = max(others, key=lambda top: top[1], default=None)
     return f"#{entry['target_token_id']}" if likeliest is None else likeliest[0]

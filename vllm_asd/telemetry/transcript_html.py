@@ -5,7 +5,14 @@ from __future__ import annotations
 import math
 from html import escape
 
-from vllm_asd.telemetry.transcript import Piece, Relaxation, Transcript, split_core, visible
+from vllm_asd.telemetry.transcript import (
+    NUM_LEVELS,
+    Piece,
+    Relaxation,
+    Transcript,
+    split_core,
+    visible,
+)
 
 _STYLE = """
 :root { --ink: #1d2129; --dim: #667085; --paper: #fcfcfa; --line: #e4e4de; --hot: 225, 87, 51; }
@@ -26,8 +33,9 @@ svg { display: block; width: 100%; height: 72px; overflow: visible; }
 .axis { stroke: var(--line); vector-effect: non-scaling-stroke; }
 .text { position: relative; white-space: pre-wrap; overflow-wrap: anywhere; border-top: 1px solid var(--line);
   padding-top: 1.25rem; }
-mark { color: inherit; border-bottom: 2px solid rgb(var(--hot)); border-radius: 2px;
-  cursor: help; background: rgba(var(--hot), var(--share)); }
+mark { color: inherit; border-bottom: calc(1px + 1px * var(--level)) solid rgb(var(--hot));
+  border-radius: 2px; cursor: help; background: rgba(var(--hot), calc(.08 + .14 * var(--level))); }
+sup { font-size: .65em; line-height: 0; }
 mark:focus-visible { outline: 2px solid rgb(var(--hot)); outline-offset: 2px; }
 /* Below its line, at the text's left edge: never cut off, whatever the window's width. */
 .tip { display: none; position: absolute; left: 0; margin-top: .2rem; z-index: 1; max-width: 100%;
@@ -38,8 +46,14 @@ mark:hover .tip, mark:focus .tip { display: block; }
 .tip b { font-family: ui-monospace, monospace; }
 .refused { border-left: 3px double rgb(var(--hot)); margin-left: 1px; padding-left: 1px; }
 .key { color: var(--dim); font-size: .8rem; margin-top: 2rem; }
-.key i { display: inline-block; width: 6rem; height: .7rem; margin: 0 .4rem; border-radius: 2px;
-  background: linear-gradient(90deg, rgba(var(--hot), .08), rgba(var(--hot), .65)); }
+.key span { white-space: nowrap; }
+.key mark { display: inline-block; width: 1.4rem; height: .9rem; margin: 0 .15rem; cursor: auto; }
+table { border-collapse: collapse; font-size: .85rem; margin-top: 1rem; width: 100%;
+  font-variant-numeric: tabular-nums; }
+th { color: var(--dim); font-weight: normal; text-align: left; }
+th, td { border-bottom: 1px solid var(--line); padding: .2rem .5rem .2rem 0; }
+td b { font-family: ui-monospace, monospace; }
+summary { cursor: pointer; margin-top: 1.5rem; }
 """
 
 
@@ -80,14 +94,18 @@ def _piece(piece: Piece, transcript: Transcript, refused: bool) -> str:
 
 
 def _mark(text: str, relaxation: Relaxation, transcript: Transcript) -> str:
-    share = relaxation.regret / transcript.max_regret if transcript.max_regret else 0.0
-    tip = f"{transcript.other}: <b>{escape(visible(relaxation.other_text))}</b>"
-    if relaxation.target_logprob is not None and relaxation.logprob is not None:
-        likely, kept = math.exp(relaxation.target_logprob), math.exp(relaxation.logprob)
-        tip += f"\np {likely:.3f} against {kept:.3f} for the kept token"
-    tip += f"\nregret {relaxation.regret:.3f} nats, token {relaxation.position}"
-    style = f"--share:{0.08 + 0.57 * share:.2f}"
-    return f'<mark tabindex="0" style="{style}">{text}<span class="tip">{tip}</span></mark>'
+    who = "the target would have said" if transcript.other == "target" else "the draft, not kept, was"
+    tip = f"{who}: <b>{escape(visible(relaxation.other_text))}</b>"
+    if relaxation.other_logprob is not None and relaxation.said_logprob is not None:
+        other, said = math.exp(relaxation.other_logprob), math.exp(relaxation.said_logprob)
+        tip += f"\nprobability {other:.1%}, of the token in the text {said:.1%}"
+    tip += f"\nregret {relaxation.regret:.3f} nats"
+    if relaxation.at_stake is not None:
+        tip += f", {relaxation.at_stake} draft tokens at stake"
+    return (
+        f'<mark tabindex="0" style="--level:{transcript.level(relaxation)}">{text}'
+        f'<span class="tip">{tip}</span></mark><sup>{relaxation.number}</sup>'
+    )
 
 
 def _chart(transcript: Transcript) -> str:
@@ -111,7 +129,51 @@ def _chart(transcript: Transcript) -> str:
 
 
 def _key(transcript: Transcript) -> str:
+    if not transcript.relaxations:
+        return '<p class="key">No exception: every token is what the target would have said.</p>'
+    steps = "".join(f'<mark style="--level:{level}"></mark>' for level in range(NUM_LEVELS))
+    meaning = (
+        "kept though the target would have said something else"
+        if transcript.other == "target"
+        else "where the draft's token would have been kept"
+    )
+    refused = (
+        ""
+        if transcript.report.get("exhausted_at_token") is None
+        else " Double line: the budget's first refusal."
+    )
     return (
-        f'<p class="key">Marked: kept though the target would have said something else. Regret 0 <i></i> '
-        f"{transcript.max_regret:.2f} nats. Hover, or move with Tab.</p>"
+        f'<p class="key">Marked: {meaning}; the thicker its line, the dearer. <span>Regret 0 {steps} '
+        f"{transcript.max_regret:.2f} nats.</span> Hover, or move with Tab.{refused}</p>{_table(transcript)}"
+    )
+
+
+def _table(transcript: Transcript) -> str:
+    """All of it without hovering: for paper, and for who reads with ears."""
+    said = "p of the kept token" if transcript.other == "target" else "p of the token in the text"
+    names = (
+        "",
+        "token",
+        "in the text",
+        f"the {transcript.other}'s",
+        "regret",
+        f"p of the {transcript.other}'s",
+        said,
+    )
+    rows = "".join(_row(piece.text, piece.relaxation) for piece in transcript.pieces if piece.relaxation)
+    head = "".join(f"<th>{name}</th>" for name in names)
+    return (
+        f"<details><summary>All {len(transcript.relaxations)} as a table</summary>"
+        f"<table><thead><tr>{head}</tr></thead><tbody>{rows}</tbody></table></details>"
+    )
+
+
+def _row(text: str, relaxation: Relaxation) -> str:
+    chances = "".join(
+        f"<td>{'' if logprob is None else f'{math.exp(logprob):.1%}'}</td>"
+        for logprob in (relaxation.other_logprob, relaxation.said_logprob)
+    )
+    return (
+        f"<tr><td>{relaxation.number}</td><td>{relaxation.position}</td><td><b>{escape(visible(text))}</b></td>"
+        f"<td><b>{escape(visible(relaxation.other_text))}</b></td><td>{relaxation.regret:.3f}</td>{chances}</tr>"
     )

@@ -8,7 +8,7 @@ from typing import Any
 from vllm_asd.config import AsdConfig
 from vllm_asd.telemetry.request_report import RequestReport
 from vllm_asd.telemetry.step_counters import StepCounters
-from vllm_asd.upstream import way_back, wire
+from vllm_asd.upstream import early_report, way_back, wire
 from vllm_asd.upstream.engine_args import asd_config_of
 from vllm_asd.upstream.patching import APPLIED, Patch
 from vllm_asd.upstream.scheduled import is_greedy, limits_of
@@ -148,16 +148,12 @@ def _wrap_update(
 
 
 def _send_early(scheduler: Any, outputs: Any) -> None:
-    """Send the reports of requests with stop strings with every step.
-
-    vLLM sends them when the engine core ends a request; a stop string is found in the front end, whose
-    response would have no report.
-    """
+    """Send the news of requests with stop strings, which end in the front end, with every step."""
     for output in outputs.values():
         for item in output.outputs:
             request = scheduler.requests.get(item.request_id)
             if request is not None and request.sampling_params is not None and request.sampling_params.stop:
-                item.spec_decode_metrics = request.spec_decode_metrics
+                item.spec_decode_metrics = early_report.take_part(request)
 
 
 def _hand_over(counters: StepCounters, outputs: Any) -> None:

@@ -1,0 +1,129 @@
+"""Decode prompts in shadow and enforced, and keep what every block did."""
+
+import json
+import os
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+from unittest import mock
+
+from eval.answers import Prompt
+from eval.server.environment import server_environment
+from vllm_asd.telemetry.request_report import RequestReport
+
+MODES = ("shadow", "enforce")
+# The blocks are read where the scheduler sees them, which must be this process.
+_IN_PROCESS = {"VLLM_ENABLE_V1_MULTIPROCESSING": "0"}
+
+
+@dataclass(frozen=True)
+class Block:
+    """One verification block.
+
+    Attributes:
+        position: Output tokens before it.
+        accepted: Draft tokens kept; in shadow, that would have been.
+        strict_accepted: What strict keeps of it.
+        exceptions: [position in the output, target's token, regret in nats] of each.
+    """
+
+    position: int
+    accepted: int
+    strict_accepted: int
+    exceptions: list[tuple[int, int, float]]
+
+
+@dataclass(frozen=True)
+class Run:
+    """One prompt in one mode: its blocks and its answer's tokens."""
+
+    task: str
+    id: str
+    mode: str
+    blocks: list[Block]
+    token_ids: list[int]
+
+
+def enter_environment() -> None:
+    """Start this command anew with what the engine needs; some of it is read before Python runs."""
+    if all(os.environ.get(key) == value for key, value in _IN_PROCESS.items()):
+        return
+    environment = server_environment(os.environ, kv_cache_gib=2, omp_threads=os.cpu_count()) | _IN_PROCESS
+    os.execve(sys.executable, [sys.executable, "-m", "eval.shadow", *sys.argv[1:]], environment)
+
+
+def read_runs(path: Path) -> list[Run]:
+    """What an earlier call finished."""
+    runs = []
+    for line in path.read_text().splitlines() if path.exists() else ():
+        row = json.loads(line)
+        blocks = [
+            Block(**{**block, "exceptions": [tuple(e) for e in block["exceptions"]]})
+            for block in row["blocks"]
+        ]
+        runs.append(Run(**{**row, "blocks": blocks}))
+    return runs
+
+
+def measure(
+    engine: Callable[[], Any], prompts: Sequence[Prompt], path: Path, max_tokens: int, batch: int
+) -> list[Run]:
+    """Run what is not in `path` yet, a batch of prompts at a time in both modes.
+
+    Args:
+        engine: Makes the `LLM`; called only if there is anything to run.
+        prompts: All prompts.
+        path: The raw results, JSON lines.
+        max_tokens: Longest answer.
+        batch: Prompts at a time.
+
+    Returns:
+        All runs, earlier ones included.
+    """
+    runs = read_runs(path)
+    done = {(run.task, run.id) for run in runs}
+    todo = [prompt for prompt in prompts if (prompt.task, prompt.id) not in done]
+    llm = engine() if todo else None
+    for start in range(0, len(todo), batch):
+        part = todo[start : start + batch]
+        fresh = [run for mode in MODES for run in _decode(llm, part, mode, max_tokens)]
+        with path.open("a") as raw:
+            raw.writelines(json.dumps(asdict(run)) + "\n" for run in fresh)
+        runs += fresh
+        print(f"{min(start + batch, len(todo))} of {len(todo)} prompts", flush=True)
+    return runs
+
+
+def _decode(llm: Any, prompts: Sequence[Prompt], mode: str, max_tokens: int) -> Iterator[Run]:
+    from vllm import SamplingParams
+
+    params = SamplingParams(temperature=0, max_tokens=max_tokens, extra_args={"asd_mode": mode})
+    chats: Any = [[{"role": "user", "content": prompt.text}] for prompt in prompts]
+    with _recorded() as blocks:
+        outputs = llm.chat(chats, params, use_tqdm=False)
+    for prompt, output in zip(prompts, outputs, strict=True):
+        completion = output.outputs[0]
+        # The report's trace is the object that the blocks were recorded by.
+        key = id(completion.spec_decode_metrics.asd)
+        yield Run(prompt.task, prompt.id, mode, blocks.get(key, []), list(completion.token_ids))
+
+
+@contextmanager
+def _recorded() -> Iterator[dict[int, list[Block]]]:
+    """Per report (by the identity of its payload) the blocks that it adds up."""
+    blocks: dict[int, list[Block]] = {}
+    observe = RequestReport.observe
+
+    def observe_and_keep(report: RequestReport, block: Any, position: int, new_token_ids: Any) -> Any:
+        tally = observe(report, block, position, new_token_ids)
+        if tally is not None:
+            exceptions = [(position + e.position, e.target_id, e.regret) for e in tally.exceptions]
+            entry = Block(position, tally.accepted, tally.strict_accepted, exceptions)
+            blocks.setdefault(id(report.payload), []).append(entry)
+        return tally
+
+    with mock.patch.object(RequestReport, "observe", observe_and_keep):
+        yield blocks
