@@ -75,8 +75,10 @@ def sampling(
     temperature: list[float],
     generators: dict[int, torch.Generator] | None = None,
     logprobs: int | None = None,
+    top_k: int | None = None,
+    top_p: float | None = None,
 ) -> SamplingMetadata:
-    """Describe the rows' sampling to vLLM; temperature 0 is greedy."""
+    """Describe the rows' sampling to vLLM; temperature 0 is greedy, top-k and top-p are the same for all."""
     num_rows = len(temperature)
     all_greedy = not any(temperature)
     unused = torch.empty(0)
@@ -84,8 +86,8 @@ def sampling(
         temperature=None if all_greedy else torch.tensor(temperature),
         all_greedy=all_greedy,
         all_random=all(temperature),
-        top_p=None,
-        top_k=None,
+        top_p=None if top_p is None else torch.full((num_rows,), top_p),
+        top_k=None if top_k is None else torch.full((num_rows,), top_k, dtype=torch.int32),
         generators=generators or {},
         max_num_logprobs=logprobs,
         no_penalties=True,

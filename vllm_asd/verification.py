@@ -20,6 +20,18 @@ from vllm_asd.telemetry.step_report import StepReport
 _NO_IDS = np.zeros(0, dtype=np.int64)
 
 
+class CoupledRows(NamedTuple):
+    """Which of a step's R rows are sampled requests that ASD verifies against a sample.
+
+    Attributes:
+        flags: [R], on the host.
+        mask: [R] bool, on the device.
+    """
+
+    flags: list[bool]
+    mask: Tensor
+
+
 class _Batch(NamedTuple):
     """What R rows keep from step to step, until the batch changes or a request comes or goes.
 
@@ -32,6 +44,7 @@ class _Batch(NamedTuple):
         block_cap: [R] int32.
         shadow: [R] bool.
         protected_ids: [R, S] int64, padded with -1.
+        coupled: None when no row is.
     """
 
     request_ids: list[str]
@@ -42,6 +55,7 @@ class _Batch(NamedTuple):
     block_cap: Tensor
     shadow: Tensor
     protected_ids: Tensor
+    coupled: CoupledRows | None
 
     def rows(self, first: int, number: int) -> _Batch:
         """Some consecutive rows.
@@ -63,6 +77,7 @@ class _Batch(NamedTuple):
             block_cap=self.block_cap[chunk],
             shadow=self.shadow[chunk],
             protected_ids=self.protected_ids[chunk],
+            coupled=self.coupled and CoupledRows(self.coupled.flags[chunk], self.coupled.mask[chunk]),
         )
 
 
@@ -119,6 +134,7 @@ class Verifier:
         self._phases = PhaseTable(capacity, device, pin_memory=device.type == "cuda")
         self._protected: dict[str, np.ndarray] = {}
         self._limits: dict[str, RequestLimits] = {}
+        self._sampled: set[str] = set()
         self._batch: _Batch | None = None
         self._step: _Step | None = None
         warm_up(device)
@@ -129,23 +145,26 @@ class Verifier:
         limits: RequestLimits,
         stop_ids: Iterable[int] = (),
         prompt_ids: Sequence[int] | None = None,
+        sampled: bool = False,
     ) -> None:
         """Open a request's entry; one that is there already (preempted, resumed) keeps what it spent.
 
         A strict request gets none: unknown ids are strict. The caller passes a sampled request (temperature
-        above 0) as strict: those stay vLLM's.
+        above 0) that stays vLLM's as strict.
         """
         if request_id in self.ledger:
-            if limits != self._limits[request_id]:
+            if limits != self._limits[request_id] or sampled != (request_id in self._sampled):
                 # A later chunk of a streaming session. Its limits hold from here on, its account goes on.
                 self._batch = None
                 self._limits[request_id] = limits
+                self._note_sampling(request_id, sampled)
                 self.ledger.amend(request_id, limits)
             return
         if limits.is_strict:
             return
         self._batch = None
         self._limits[request_id] = limits
+        self._note_sampling(request_id, sampled)
         self.ledger.admit(request_id, limits)
         protected = set(stop_ids) if self.config.asd_protect == "stop" else set()
         if self._markers is not None:
@@ -165,6 +184,7 @@ class Verifier:
         self._batch = None
         for request_id in gone:
             del self._protected[request_id], self._limits[request_id]
+            self._sampled.discard(request_id)
 
     def begin(self, request_ids: Sequence[str]) -> bool:
         """Start a step.
@@ -183,6 +203,22 @@ class Verifier:
             self._batch = self._gather(ids)
         self._step = _Step(self._batch)
         return True
+
+    def coupled_rows(self, first_row: int = 0, number: int | None = None) -> CoupledRows | None:
+        """Which rows of the step under way are to be perturbed before :meth:`relax`.
+
+        Args:
+            first_row: Where the rows asked for begin.
+            number: How many; None: all from there on.
+
+        Returns:
+            None when there are none.
+        """
+        if self._step is None or self._step.batch.coupled is None:
+            return None
+        batch = self._step.batch
+        coupled = batch.rows(first_row, len(batch.known) - first_row if number is None else number).coupled
+        return coupled if coupled is not None and any(coupled.flags) else None
 
     def rehearse(self, num_rows: int) -> None:
         """Start a step of rows that belong to no request: it runs what a step runs and touches no entry."""
@@ -248,6 +284,19 @@ class Verifier:
         detail = torch.cat(step.details) if step.details else None
         return StepReport.start(batch.known, outcome, spent, batch.shadow, detail)
 
+    def _note_sampling(self, request_id: str, sampled: bool) -> None:
+        if sampled:
+            self._sampled.add(request_id)
+        else:
+            self._sampled.discard(request_id)
+
+    def _coupled(self, request_ids: list[str]) -> CoupledRows | None:
+        if not self._sampled:
+            return None
+        # A session's chunk may be both sampled and strict: it is vLLM's.
+        flags = [i in self._sampled and not self._limits[i].is_strict for i in request_ids]
+        return CoupledRows(flags, self.ledger.upload(flags, torch.bool)) if any(flags) else None
+
     def _gather(self, request_ids: list[str]) -> _Batch:
         slots = self.ledger.slots(request_ids)
         limits = self.ledger.view(slots)
@@ -266,6 +315,7 @@ class Verifier:
             block_cap=limits.block_cap,
             shadow=limits.shadow,
             protected_ids=self.ledger.upload(padded, torch.int64),
+            coupled=self._coupled(request_ids),
         )
 
     def _in_scope(self, blocks: DraftBlocks, phase_slots: Tensor | None) -> Tensor | None:

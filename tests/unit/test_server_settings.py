@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from vllm_asd import AsdConfig, AsdConfigError
-from vllm_asd.config import split_speculative_config
+from vllm_asd.config import most_permissive, split_speculative_config
 from vllm_asd.upstream.engine_args import CONFIG_KEY, asd_config_of
 from vllm_asd.upstream.patching import APPLIED
 
@@ -33,6 +33,7 @@ WRONG: list[tuple[dict[str, Any], str]] = [
     ({"asd_protect": "eos"}, "send 'stop' or 'none'"),
     ({"asd_mode": "on"}, "send 'enforce' or 'shadow'"),
     ({"asd_mode": None}, "send 'enforce' or 'shadow'"),
+    ({"asd_sampling": True}, "send 'off' or 'gumbel'"),
     ({"asd_budgets": 8}, "asd_budgets is not an ASD key"),
     ({"asd_": 8}, "asd_ is not an ASD key"),
     ({"asd-gate": "x"}, "asd_gate must be a finite number >= 0"),
@@ -113,6 +114,19 @@ def test_the_start_refuses(engine_args: Any, tiny_llama_dir: Path) -> None:
 def test_foreign_extra_args_are_left_alone(extra_args: Any) -> None:
     """Offline, vLLM takes anything there; what is no `asd_` key is nothing to ASD."""
     assert AsdConfig().limits_for(extra_args) == AsdConfig().limits
+
+
+@pytest.mark.parametrize(
+    ("key", "laxer", "stricter"), [("asd_mode", "enforce", "shadow"), ("asd_sampling", "gumbel", "off")]
+)
+def test_words_have_an_order(key: str, laxer: str, stricter: str) -> None:
+    """A request may ask for the stricter one, on any server; engines in one process admit the laxest."""
+    lax, strict = AsdConfig.from_keys({key: laxer}), AsdConfig.from_keys({key: stricter})
+    for server in (lax, strict):
+        assert getattr(server.settings_for({key: stricter}), key) == stricter
+    with pytest.raises(AsdConfigError, match=f"leave {key} out or send '{stricter}'"):
+        strict.settings_for({key: laxer})
+    assert most_permissive([strict, lax]) == most_permissive([lax, strict]) == lax
 
 
 def test_not_asked_for(engine_args: Any, tiny_llama_dir: Path) -> None:

@@ -123,7 +123,8 @@ def _nan_kernel(  # type: ignore[no-untyped-def]
             gap = high - tl.load(logits_row + draft).to(tl.float32)
             if (gap >= 0) & (gap <= largest_regret):
                 token = tl.program_id(2) * BLOCK + tl.arange(0, BLOCK)
-                logits = tl.load(logits_row + token, mask=token < vocab_size, other=0.0)
+                # The interpreter holds bfloat16 as bits, which equal themselves.
+                logits = tl.load(logits_row + token, mask=token < vocab_size, other=0.0).to(tl.float32)
                 if tl.max((logits != logits).to(tl.int32), axis=0) > 0:
                     tl.store(free_ptr + request * width + position, 0)
 

@@ -6,6 +6,7 @@ import logging
 from typing import Any
 
 from vllm_asd.config import AsdConfig, AsdConfigError, RequestLimits
+from vllm_asd.upstream.rank_fault import fault_ends_silent_rank
 from vllm_asd.verification import Verifier
 
 logger = logging.getLogger("vllm.vllm_asd")
@@ -15,6 +16,7 @@ _GREEDY_BELOW = 1e-5  # vLLM's own border, vllm/sampling_params.py: _SAMPLING_EP
 _STRICT = RequestLimits(budget=0.0, gate=0.0, block_cap=0)
 
 
+@fault_ends_silent_rank()
 def follow_schedule(verifier: Verifier, scheduler_output: Any) -> None:
     """Close the entries of finished requests, then open those of new ones.
 

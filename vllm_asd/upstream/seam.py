@@ -8,6 +8,7 @@ from typing import Any
 from vllm_asd.config import AsdConfig
 from vllm_asd.telemetry.step_report import StepReport
 from vllm_asd.upstream import way_back, wire
+from vllm_asd.upstream.rank_fault import fault_ends_silent_rank
 from vllm_asd.upstream.think_markers import think_markers
 from vllm_asd.verification import Verifier
 
@@ -34,7 +35,8 @@ class Seam:
         """Send the step's report along with the step's output."""
 
         def sample_tokens(*args: Any, **kwargs: Any) -> Any:
-            output = original(*args, **kwargs)
+            with fault_ends_silent_rank():
+                output = original(*args, **kwargs)
             report, self._report = self._report, None
             return output if report is None else way_back.send(output, report)
 

@@ -15,9 +15,11 @@ from typing import Any
 from vllm_asd.config import AsdConfig
 from vllm_asd.kernels import DraftBlocks
 from vllm_asd.upstream import cpu_expand
+from vllm_asd.upstream.arguments import with_arguments
 from vllm_asd.upstream.patching import APPLIED, Patch
 from vllm_asd.upstream.scheduled import follow_schedule
 from vllm_asd.upstream.seam import Seam, make_verifier
+from vllm_asd.upstream.v1_gumbel import REJECTION_SAMPLE, perturb
 from vllm_asd.verification import Verifier
 
 _RUNNER = "vllm.v1.worker.gpu_model_runner:GPUModelRunner"
@@ -97,6 +99,8 @@ def attach(runner: Any, vllm_config: Any, config: AsdConfig) -> None:
     if runner.device.type == "cpu":
         cpu_expand.mend_if_broken()
     APPLIED.apply(GREEDY_KERNEL, _RelaxedGreedyKernel)
+    if config.asd_sampling == "gumbel":
+        APPLIED.apply(REJECTION_SAMPLE, lambda sample: with_arguments(sample, _couple))
     APPLY_LOGITS_PROCESSORS.bind(runner.rejection_sampler, seam.wrap_logits_processors)
     EXECUTE_MODEL.bind(runner, seam.wrap_execute_model)
     SAMPLE.bind(runner, seam.wrap_sample)
@@ -145,6 +149,13 @@ class V1Seam(Seam):
 
         return sample
 
+    def couple(self, arguments: dict[str, Any]) -> None:
+        """Perturb the step's coupled rows in the arguments of ``rejection_sample``, if there are any."""
+        coupled = self.verifier.coupled_rows()
+        if coupled is not None:
+            perturb(arguments, coupled)
+            self._logits = arguments["target_logits"]
+
     def relax(self, cu_num_draft: Any, draft_ids: Any, argmax: Any, width: int) -> None:
         """Rewrite ``argmax`` [N] in place at the approved positions."""
         logits, self._logits = self._logits, None
@@ -160,6 +171,12 @@ class V1Seam(Seam):
         finally:
             _current.reset(token)
             self._logits = None
+
+
+def _couple(arguments: dict[str, Any]) -> None:
+    seam = _current.get()
+    if seam is not None:
+        seam.couple(arguments)
 
 
 class _RelaxedGreedyKernel:

@@ -15,9 +15,11 @@ from torch import Tensor
 
 from vllm_asd.config import AsdConfig, AsdConfigError
 from vllm_asd.kernels import DraftBlocks, free_of_nan
+from vllm_asd.upstream.arguments import with_arguments
 from vllm_asd.upstream.patching import APPLIED, Patch
 from vllm_asd.upstream.scheduled import follow_schedule
 from vllm_asd.upstream.seam import Seam, make_verifier
+from vllm_asd.upstream.v2_gumbel import REJECTION_SAMPLE, perturb, require_noise
 from vllm_asd.upstream.v2_kernels import REJECTION_KERNEL, RelaxedRejectionKernel, current, rehearse
 from vllm_asd.verification import Verifier
 
@@ -107,6 +109,9 @@ def _attach_seam(runner: Any, vllm_config: Any, config: AsdConfig) -> None:
         )
     seam = V2Seam(make_verifier(runner, vllm_config, config, runner.max_num_reqs))
     APPLIED.apply(REJECTION_KERNEL, RelaxedRejectionKernel)
+    if config.asd_sampling == "gumbel":
+        require_noise()
+        APPLIED.apply(REJECTION_SAMPLE, lambda sample: with_arguments(sample, _couple))
     EXECUTE_MODEL.bind(runner, seam.wrap_execute_model)
     SAMPLE.bind(runner, seam.wrap_sample)
     SAMPLE_TOKENS.bind(runner, seam.wrap_sample_tokens)
@@ -156,6 +161,13 @@ class V2Seam(Seam):
         clean = free_of_nan(blocks, self.verifier.config.asd_gate * blocks.width)
         self.verifier.relax(blocks, first_row, clean)
 
+    def couple(self, arguments: dict[str, Any]) -> None:
+        """Perturb the next chunk's coupled rows, if any, in the arguments of ``rejection_sample``."""
+        coupled = self.verifier.coupled_rows(self._next_row, arguments["idx_mapping"].shape[0])
+        if coupled is not None:
+            # A pricing that looks ahead decides by noise of positions that it then gives up.
+            perturb(arguments, coupled, fresh=self.verifier.config.asd_pricing != "remaining")
+
     def rehearse(self, runner: Any) -> None:
         """Compile what a step runs, for the logits as they come and as vLLM's processors leave them."""
         width = runner.num_speculative_steps + 1
@@ -165,6 +177,12 @@ class V2Seam(Seam):
             logits = torch.zeros(width, runner.vocab_size, dtype=dtype, device=runner.device)
             rehearse(self, logits, width)
             self.verifier.finish(torch.full((1, width), -1, device=runner.device))
+
+
+def _couple(arguments: dict[str, Any]) -> None:
+    seam = current.get()
+    if isinstance(seam, V2Seam):
+        seam.couple(arguments)
 
 
 def emitted_ids(sampler_output: Any, num_sampled: Tensor) -> Tensor:
