@@ -82,7 +82,12 @@ def _better_and_worse(pooled: Group) -> str:
     rows = zip(*(column + [""] * (longest - len(column)) for column in (better, worse)), strict=True)
     lines = ["| better | worse |", "|---|---|", *(f"| {left} | {right} |" for left, right in rows)]
     unclear = ", ".join(measure.name for measure in measures_read_as(pooled, "no clear change"))
-    return "\n".join(lines) + (f"\n\nNo clear change: {unclear}." if unclear else "")
+    drifted = ", ".join(measure.name for measure in measures_read_as(pooled, "strict drifted"))
+    return (
+        "\n".join(lines)
+        + (f"\n\nNo clear change: {unclear}." if unclear else "")
+        + (f"\n\nNot judged, strict itself changed as much meanwhile: {drifted}." if drifted else "")
+    )
 
 
 def _measures(pooled: Group) -> str:
@@ -96,7 +101,7 @@ def _measures(pooled: Group) -> str:
                 measure.of_arm(asd),
                 measure.write(measure.change(pooled.asd)),
                 measure.write(measure.change(pooled.noise)) if pooled.noise else "-",
-                measure.reading(pooled.asd),
+                measure.reading(pooled.asd, pooled.noise),
             ]
             for measure in MEASURES
         ),

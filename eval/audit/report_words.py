@@ -7,7 +7,9 @@ from typing import Literal
 from eval.audit.report_schema import ArmFigures, Comparison, Estimate, Group
 from eval.statistics.resampling import CONFIDENCE
 
-Reading = Literal["better", "worse", "no clear change", "differs", "not measured", "too few items"]
+Reading = Literal[
+    "better", "worse", "no clear change", "differs", "not measured", "too few items", "strict drifted"
+]
 # A bootstrap of fewer items is too narrow to read a change from.
 FEWEST = 20
 _MINUS = "\u2212"
@@ -94,8 +96,23 @@ class Measure:
         """The arm's own figure, empty where there is none."""
         return self.arm(arm) if self.arm else ""
 
-    def reading(self, comparison: Comparison) -> Reading:
-        """Whether the 95% interval excludes "no change", and on which side."""
+    def reading(self, comparison: Comparison, noise: Comparison | None) -> Reading:
+        """Whether the 95% interval excludes "no change", and on which side.
+
+        Args:
+            comparison: ASD against strict.
+            noise: Strict against itself. Where that moved as far, no change is read off the other.
+        """
+        found = self._side(comparison)
+        itself = self.change(noise) if noise else None
+        if found not in ("better", "worse") or itself is None:
+            return found
+        moved = self.change(comparison)
+        assert moved is not None
+        drifted = abs(itself.value - self.neutral) >= abs(moved.value - self.neutral)
+        return "strict drifted" if drifted else found
+
+    def _side(self, comparison: Comparison) -> Reading:
         estimate = self.change(comparison)
         if estimate is None:
             return "not measured"
@@ -174,4 +191,4 @@ MEASURES = (
 
 def measures_read_as(group: Group, reading: Reading) -> list[Measure]:
     """The measures of a group whose change reads so."""
-    return [measure for measure in MEASURES if measure.reading(group.asd) == reading]
+    return [measure for measure in MEASURES if measure.reading(group.asd, group.noise) == reading]

@@ -98,10 +98,11 @@ def _alone_sentence(tasks: Sequence[str]) -> str:
 
 
 def _gain_sentence(pooled: Group) -> str:
-    asd = pooled.asd
+    asd, noise = pooled.asd, pooled.noise
     return (
-        f"Gain: tokens per verification round {ratio(asd.tokens_per_round)}, wall time per answer "
-        f"{ratio(asd.seconds)}, rounds per solved item {ratio(asd.rounds_per_solved)}."
+        f"Gain: tokens per verification round {ratio(asd.tokens_per_round)}, rounds per solved item "
+        f"{ratio(asd.rounds_per_solved)}, wall time per answer {ratio(asd.seconds)}"
+        f"{_against_itself(ratio(noise.seconds) if noise else None)}."
     )
 
 

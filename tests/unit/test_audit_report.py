@@ -116,6 +116,16 @@ class TestFigures:
         assert noise.seconds
         assert noise.seconds.value == pytest.approx(5 / 3)
 
+    @pytest.mark.parametrize(("drift", "read"), [(1.0, "better"), (0.5, "strict drifted")])
+    def test_reads_no_speed_off_a_machine_that_changed_its_own(self, drift: float, read: str) -> None:
+        """ASD takes 1/1.3 of the rounds' time; a second control that took half of it says why."""
+        items = task_items("gsm8k", 40, GOOD)
+        items = [with_(i, latency_s=i.latency_s * drift) if i.arm == "control-again" else i for i in items]
+        items = [with_(i, latency_s=i.latency_s * 0.7) if i.arm == "asd" else i for i in items]
+        pooled = report_of(items).pooled
+        readings = {measure.name: measure.reading(pooled.asd, pooled.noise) for measure in MEASURES}
+        assert readings["wall time per answer"] == read
+
     def test_gain_over_the_same_blocks(self) -> None:
         assert report_of(self.items()).pooled.spending.same_block_gain == pytest.approx((10 + 50) / (10 + 20))
 
@@ -155,7 +165,7 @@ class TestInput:
 
     def test_reads_nothing_into_a_handful_of_items(self) -> None:
         report = report_of(task_items("gsm8k", 5, RIGGED))
-        assert {measure.reading(report.pooled.asd) for measure in MEASURES} <= {
+        assert {measure.reading(report.pooled.asd, report.pooled.noise) for measure in MEASURES} <= {
             "too few items",
             "not measured",
         }
