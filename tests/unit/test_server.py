@@ -104,9 +104,11 @@ class TestLifecycle:
 def test_no_orphans_when_the_parent_ends(fake: list[str], tmp_path: Path, ending: signal.Signals) -> None:
     """SIGKILL runs no handler of the parent: the kernel then tells the server, which ends its children."""
     program = textwrap.dedent("""
-        import sys
+        import signal, sys
         from pathlib import Path
         from eval.server import VllmServer
+        # A job that a script puts into the background inherits a SIGINT that is ignored.
+        signal.signal(signal.SIGINT, signal.default_int_handler)
         with VllmServer("m", command=sys.argv[2:], log_path=Path(sys.argv[1])) as server:
             print(*server.process_ids(), flush=True)
             server.wait()
