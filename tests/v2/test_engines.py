@@ -15,6 +15,7 @@ import pytest
 from tests.e2e.engines import speculation
 from tests.v2.eagle3_head import make_random_eagle3_head
 from tests.v2.environment import run_module, triton_environment
+from tests.v2.random_drafters import make_random_dspark_drafter, make_tiny_mimo
 
 pytest.importorskip("triton")
 
@@ -24,9 +25,11 @@ TOKENS = 20
 BUDGET = 1.2
 # t5 … t511 are the tiny Llama's words.
 PROMPTS = [[1, 5 + i, 7 * i + 9, 30, 31, 5 + i, 7 * i + 9] for i in range(6)]
-ENGINES = ("draft_model", "realized", "eagle3", "ngram")
+ENGINES = ("draft_model", "realized", "eagle3", "mtp", "ngram", "dspark")
+# vLLM has DSpark on V2 alone.
+ENGINES_ON_V1 = ENGINES[:-1]
 # Drafters whose engines are started without the plugin too.
-CONTROLS = ("draft_model", "ngram")
+CONTROLS = ("draft_model", "eagle3", "ngram")
 
 
 def greedy(**extra_args: Any) -> dict[str, Any]:
@@ -71,8 +74,10 @@ def results(
     """Three processes: V1, V2, and V2 without the plugin."""
     folder = tmp_path_factory.mktemp("v2")
     head = make_random_eagle3_head(folder / "eagle3")
+    dspark = make_random_dspark_drafter(folder / "dspark")
+    mimo = make_tiny_mimo(folder / "mimo")
 
-    def job(asd: bool) -> list[dict[str, Any]]:
+    def job(asd: bool, names: tuple[str, ...]) -> list[dict[str, Any]]:
         limits: dict[str, Any] = {"budget": BUDGET, "gate": 0.5}
         lax: dict[str, Any] = {"budget": 60.0, "gate": 3.0, "block_cap": 3}
         realized = limits | {"pricing": "realized", "refill": 0.02, "protect": "none"}
@@ -80,22 +85,33 @@ def results(
             "draft_model": speculation("draft_model", 4, tiny_llama_drafter_dir, **(limits if asd else {})),
             "realized": speculation("draft_model", 3, tiny_llama_drafter_dir, **(realized if asd else {})),
             "eagle3": speculation("eagle3", 3, head, **(lax if asd else {})),
+            "mtp": speculation("mtp", 3, **(lax if asd else {})),
+            "dspark": speculation("dspark", 3, dspark, **(lax if asd else {})),
             "ngram": speculation("ngram", 3, **(lax if asd else {})),
         }
-        common = {"model": str(tiny_llama_dir), "dtype": "float32", "max_model_len": 256, "max_num_seqs": 8}
+        common = {
+            "tokenizer": str(tiny_llama_dir),
+            "dtype": "float32",
+            "max_model_len": 256,
+            "max_num_seqs": 8,
+        }
+        targets = {name: str(mimo if name == "mtp" else tiny_llama_dir) for name in names}
         return [
-            {"engine": {**common, "speculative_config": configs[name]}, "batches": batches()}
-            for name in (ENGINES if asd else CONTROLS)
+            {
+                "engine": {**common, "model": targets[name], "speculative_config": configs[name]},
+                "batches": batches(),
+            }
+            for name in names
         ]
 
     def run(name: str, plugin: bool = True, **changes: str) -> dict[str, Any]:
         job_path, result_path = folder / f"{name}.job.json", folder / f"{name}.json"
-        job_path.write_text(json.dumps(job(plugin)))
+        names = CONTROLS if not plugin else ENGINES_ON_V1 if name == "v1" else ENGINES
+        job_path.write_text(json.dumps(job(plugin, names)))
         environment = triton_environment(plugin) | changes
         arguments = ["tests.e2e.run_engines", str(job_path), str(result_path)]
         log = run_module(arguments, environment, folder / f"{name}.log")
         assert ("gpu/model_runner.py" in log or "[model_runner.py" in log) == (name != "v1")
-        names = ENGINES if plugin else CONTROLS
         return dict(zip(names, json.loads(result_path.read_text()), strict=True))
 
     return Results(
@@ -123,7 +139,7 @@ def without_rounding(value: Any) -> Any:
     return value
 
 
-@pytest.mark.parametrize("engine", ["draft_model", "realized", "eagle3"])
+@pytest.mark.parametrize("engine", ["draft_model", "realized", "eagle3", "mtp"])
 def test_both_runners_decide_alike(results: Results, engine: str) -> None:
     """Tokens, exceptions, charges, the whole report of every greedy request."""
     exceptions = 0
@@ -168,6 +184,12 @@ def test_the_trace_is_what_was_emitted(results: Results, engine: str) -> None:
             if report["mode"] == "enforce":
                 assert completion["token_ids"][entry["position"]] == entry["token_id"]
             assert entry["token_id"] != entry["target_token_id"]
+
+
+def test_dspark_is_relaxed(results: Results) -> None:
+    """Its drafter is random: what is kept besides the target's own tokens was kept as an exception."""
+    kept = [c["metrics"]["asd"] for p, c in requests_of(results.v2["dspark"]) if p == greedy()]
+    assert min(report["exceptions"] for report in kept) > 0
 
 
 def test_the_budget_binds(results: Results) -> None:

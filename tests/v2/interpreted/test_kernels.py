@@ -1,5 +1,7 @@
 """Triton and plain torch decide alike, bit for bit, in every regime."""
 
+import math
+import os
 import random
 
 import pytest
@@ -7,6 +9,7 @@ import torch
 from torch import Tensor
 
 from tests.property.test_verify_kernels import assert_same, collate, random_case
+from tests.property.verify_grid import GRID, Regime, draw
 from vllm_asd.kernels import (
     BlockMaxima,
     DraftBlocks,
@@ -24,8 +27,8 @@ triton_verify = pytest.importorskip("vllm_asd.kernels.triton_verify")
 # NumPy, which interprets, says so where a GPU subtracts infinities without a word.
 pytestmark = pytest.mark.filterwarnings("ignore:(invalid value|overflow) encountered:RuntimeWarning")
 
-# Requests, drafts, vocabulary: corners of a grid that is too much for the interpreter.
-REGIMES = [
+# Corners of the grid: all of it takes the interpreter an hour (`VLLM_ASD_FULL=1`).
+CORNERS = [
     (1, 1, 32),
     (1, 128, 1000),
     (3, 7, 151936),
@@ -35,47 +38,15 @@ REGIMES = [
     (99, 7, 32),
     (512, 1, 32),
 ]
-ON_A_GPU = [(512, 7, 1000), (512, 128, 1000), (99, 128, 49152), (256, 7, 151936)]
+CELLS = GRID if torch.cuda.is_available() or os.environ.get("VLLM_ASD_FULL") else CORNERS
+# The reference looks for NaN in all rows at once, which takes a byte per logit.
+SCANNED = [cell for cell in CELLS if math.prod(cell) < 3e9]
+STEPS = [(1, 1, 1000), (3, 7, 49152), (99, 5, 32)] if CELLS is CORNERS else SCANNED
 
 
 def to(device: torch.device, record: DraftBlocks | RowLimits) -> tuple[object, ...]:
     """Move a record's tensors."""
     return tuple(x.to(device) if isinstance(x, Tensor) else x for x in record)
-
-
-def draw(
-    regime: tuple[int, int, int], dtype: torch.dtype, pricing: Pricing, device: torch.device
-) -> tuple[DraftBlocks, RowLimits]:
-    """Draw ragged rows of near-ties, placeholders, ids outside the vocabulary, -inf and NaN."""
-    num_rows, num_draft, vocab_size = regime
-    generator = torch.Generator().manual_seed(sum(regime))
-    lengths = torch.randint(0, num_draft + 1, (num_rows,), generator=generator)
-    lengths[0] = num_draft
-    cu = lengths.cumsum(0).to(torch.int32)
-    total = int(lengths.sum())
-    # Coarse values tie often, and bf16 ties them more.
-    logits = torch.randn(total, vocab_size, generator=generator).mul(16).round().div(16).to(dtype)
-    top = logits.float().topk(3, 1).indices
-    pick = torch.randint(-1, 3, (total,), generator=generator).clamp(min=0)
-    draft_ids = top.gather(1, pick.unsqueeze(1)).squeeze(1)
-    odd = torch.rand(total, generator=generator)
-    draft_ids = draft_ids.masked_fill(odd < 0.02, -1).masked_fill(odd > 0.98, vocab_size).to(torch.int32)
-    rows = torch.arange(total)
-    logits[rows[odd.argsort()[total // 2 : total // 2 + 2]], 3] = torch.nan
-    logits[
-        rows[:: max(1, total // 3)], draft_ids[:: max(1, total // 3)].clamp(0, vocab_size - 1)
-    ] = -torch.inf
-    drafts = DraftBlocks(logits, logits.argmax(1), draft_ids, cu, num_draft)
-    limits = RowLimits(
-        remaining=torch.rand(num_rows, generator=generator, dtype=torch.float64) * 2 - 0.2,
-        gate=torch.rand(num_rows, generator=generator, dtype=torch.float64) * 0.5 - 0.05,
-        block_cap=torch.randint(0, 5, (num_rows,), generator=generator, dtype=torch.int32),
-        shadow=torch.rand(num_rows, generator=generator) < 0.2,
-        protected_ids=torch.randint(-1, vocab_size, (num_rows, 2), generator=generator),
-        in_scope=None,
-        pricing=pricing,
-    )
-    return DraftBlocks(*to(device, drafts)), RowLimits(*to(device, limits))  # type: ignore[arg-type]
 
 
 def assert_equal_outcomes(drafts: DraftBlocks, limits: RowLimits) -> Tensor:
@@ -90,18 +61,37 @@ def assert_equal_outcomes(drafts: DraftBlocks, limits: RowLimits) -> Tensor:
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize("pricing", ["remaining", "realized"])
-@pytest.mark.parametrize("regime", REGIMES)
-def test_regimes(
-    regime: tuple[int, int, int], pricing: Pricing, dtype: torch.dtype, device: torch.device
-) -> None:
-    assert_equal_outcomes(*draw(regime, dtype, pricing, device))
+@pytest.mark.parametrize("cell", CELLS, ids=str)
+def test_deciding(cell: Regime, pricing: Pricing, dtype: torch.dtype, device: torch.device) -> None:
+    assert_equal_outcomes(*draw(cell, dtype, pricing, device))
 
 
-@pytest.mark.gpu
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-@pytest.mark.parametrize("regime", ON_A_GPU)
-def test_large_regimes(regime: tuple[int, int, int], dtype: torch.dtype, device: torch.device) -> None:
-    assert_equal_outcomes(*draw(regime, dtype, "remaining", device))
+@pytest.mark.parametrize("cell", STEPS, ids=str)
+def test_a_v2_step(cell: Regime, dtype: torch.dtype, device: torch.device) -> None:
+    """From the block maxima to the decision, over drafts that lie one row ahead of their logits."""
+    drawn, limits = draw(cell, dtype, "remaining", device)
+    chunks = [blocks.scan_blocks(chunk) for chunk in drawn.logits.split(256)]
+    maxima = BlockMaxima(*(torch.cat(parts) for parts in zip(*chunks, strict=True)))
+    sampled = torch.nn.functional.pad(drawn.draft_ids[:-1], (1, 0))
+    cu = torch.nn.functional.pad(drawn.cu_num_draft, (1, 0))
+    # V2's requests have a row at least.
+    has_rows = cu.diff() > 0
+    cu = torch.cat((cu[:1], cu[1:][has_rows]))
+    alignment = triton_blocks.align(maxima, sampled, cu, drawn.width)
+    assert_same(alignment, blocks.align(maxima, sampled, cu, drawn.width))
+    step = DraftBlocks(drawn.logits, alignment.argmax, alignment.draft_ids, cu[1:], drawn.width)
+    clean = triton_blocks.free_of_nan(step, 0.5 * drawn.width)
+    assert torch.equal(clean, blocks.free_of_nan(step, 0.5 * drawn.width))
+    in_step = limits._replace(
+        remaining=limits.remaining[has_rows],
+        gate=limits.gate[has_rows],
+        block_cap=limits.block_cap[has_rows],
+        shadow=limits.shadow[has_rows],
+        protected_ids=limits.protected_ids[has_rows],
+        in_scope=clean,
+    )
+    assert_equal_outcomes(step, in_step)
 
 
 @pytest.mark.parametrize("seed", range(2))
