@@ -65,33 +65,34 @@ class Sender:
         Raises:
             Unanswered: The server refused one, or did not answer.
         """
-        try:
-            return asyncio.run(self._send_all(label, requests, parse))
-        except ExceptionGroup as failures:
-            raise failures.exceptions[0] from None
+        return asyncio.run(self._send_all(label, requests, parse))
 
     async def _send_all(self, label: str, requests: Sequence[Request], parse: Parse) -> list[Record]:
         open_ones = {r.key: r for r in requests if self._kept.get(r.key) is None}
         bar = self._progress.add_task(label, total=len(requests), completed=len(requests) - len(open_ones))
         places = asyncio.Semaphore(self._concurrency)
+        failures: list[Unanswered] = []
         timeout = aiohttp.ClientTimeout(total=_TIMEOUT_S)
         async with aiohttp.ClientSession(connector=aiohttp.TCPConnector(limit=0), timeout=timeout) as session:
 
             async def fulfil(request: Request) -> None:
                 async with places:
-                    answered = await self._post(session, request)
-                try:
-                    record = parse(answered)
-                except (KeyError, TypeError, IndexError) as error:
-                    raise Unanswered(
-                        f"{'/'.join(request.name)}: the response lacks {error}: is the server still ours?"
-                    ) from None
+                    # After a failure none is begun, but those under way end: their answers are kept.
+                    if failures:
+                        return
+                    try:
+                        record = _parsed(request, await self._post(session, request), parse)
+                    except Unanswered as failure:
+                        failures.append(failure)
+                        return
                 self._kept.add(request.key, record)
                 self._progress.advance(bar)
 
             async with asyncio.TaskGroup() as group:
                 for request in open_ones.values():
                     group.create_task(fulfil(request))
+        if failures:
+            raise failures[0]
         return [self._record(request) for request in requests]
 
     def _record(self, request: Request) -> Record:
@@ -116,3 +117,12 @@ class Sender:
             if attempt < _ATTEMPTS:
                 await asyncio.sleep(_PAUSE_S)
         raise Unanswered(f"{'/'.join(request.name)}: {failure}")
+
+
+def _parsed(request: Request, answered: Answered, parse: Parse) -> Record:
+    try:
+        return parse(answered)
+    except (KeyError, TypeError, IndexError) as error:
+        raise Unanswered(
+            f"{'/'.join(request.name)}: the response lacks {error}: is the server still ours?"
+        ) from None
