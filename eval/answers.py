@@ -11,6 +11,8 @@ from typing import Any
 import openai
 from rich.progress import Progress
 
+from eval.json_lines import open_to_append, read_lines
+
 _TIMEOUT_S = 900.0
 
 
@@ -81,13 +83,7 @@ def read_prompts(task: str, path: Path, limit: int) -> Iterator[Prompt]:
 
 def read_answers(path: Path) -> list[Answer]:
     """What an earlier run left; a last line that was cut off is dropped."""
-    answers = []
-    for line in path.read_text().splitlines() if path.exists() else ():
-        try:
-            answers.append(Answer(**json.loads(line)))
-        except json.JSONDecodeError:
-            continue
-    return answers
+    return [Answer(**row) for row in read_lines(path)]
 
 
 async def collect(
@@ -123,10 +119,7 @@ async def collect(
     todo = [(p, arm) for p in prompts for arm in arms if (p.task, p.id, arm) not in done]
     places = asyncio.Semaphore(concurrency)
     client = openai.AsyncOpenAI(base_url=f"{base_url}/v1", api_key="none", timeout=_TIMEOUT_S, max_retries=0)
-    cut_off = path.exists() and not path.read_bytes().endswith(b"\n")
-    with path.open("a") as raw, Progress() as progress:
-        # Else the next answer would stand behind half a line, and be lost with it.
-        raw.write("\n" if cut_off else "")
+    with open_to_append(path) as raw, Progress() as progress:
         bar = progress.add_task("answers", total=len(todo) + len(done), completed=len(done))
 
         async def send(prompt: Prompt, arm: str) -> None:

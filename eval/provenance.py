@@ -23,11 +23,12 @@ def provenance(program: Sequence[str]) -> dict[str, Any]:
         `made` (UTC), `command` (folders shortened to their last two parts), `git`, `git_dirty` (both None
         outside a checkout), `versions` of what is installed, `machine`.
     """
+    commit = _git("rev-parse", "HEAD") or None
     return {
         "made": datetime.now(UTC).isoformat(timespec="seconds"),
         "command": shlex.join([*program, *without_folders(sys.argv[1:])]),
-        "git": _git("rev-parse", "HEAD") or None,
-        "git_dirty": bool(_git("status", "--porcelain")) if _git("rev-parse", "HEAD") else None,
+        "git": commit,
+        "git_dirty": bool(_git("status", "--porcelain")) if commit else None,
         "versions": {name: found for name in _DISTRIBUTIONS if (found := _version(name))},
         "machine": f"{platform.machine()}, Python {platform.python_version()}",
     }

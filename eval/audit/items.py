@@ -6,9 +6,11 @@ The file holds answers, scores and counts, but no prompt: a prompt is named by i
 import os
 from collections.abc import Iterable
 from pathlib import Path
-from typing import IO, Annotated, Literal, Self
+from typing import Annotated, Literal, Self
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
+
+from eval.json_lines import open_to_append
 
 Arm = Literal["control", "asd", "control-again"]
 ARMS: tuple[Arm, ...] = ("control", "asd", "control-again")
@@ -93,8 +95,7 @@ class ItemWriter:
 
     def __init__(self, path: Path) -> None:
         """Opens `path` for appending; it is made if it isn't there."""
-        _cut_unfinished_line(path)
-        self._file: IO[str] = path.open("a", encoding="utf-8")
+        self._file = open_to_append(path)
 
     def write(self, item: Item) -> None:
         """Appends one item."""
@@ -114,11 +115,3 @@ class ItemWriter:
 def write_items(path: Path, items: Iterable[Item]) -> None:
     """Writes a whole file at once, as a test or a conversion wants it."""
     path.write_text("".join(item.model_dump_json() + "\n" for item in items), encoding="utf-8")
-
-
-def _cut_unfinished_line(path: Path) -> None:
-    if not path.exists():
-        return
-    content = path.read_bytes()
-    if not content.endswith(b"\n"):
-        path.write_bytes(content[: content.rfind(b"\n") + 1])

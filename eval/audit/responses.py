@@ -6,6 +6,8 @@ import os
 from pathlib import Path
 from typing import Any
 
+from eval.json_lines import open_to_append, read_lines
+
 Record = dict[str, Any]
 
 
@@ -17,19 +19,11 @@ class RecordFile:
 
     def __init__(self, path: Path) -> None:
         """Read what is there; the file is made if it isn't."""
-        self._path = path
         self._records: dict[str, Record] = {}
         path.parent.mkdir(parents=True, exist_ok=True)
-        whole = b""
-        if path.exists():
-            content = path.read_bytes()
-            whole = content[: content.rfind(b"\n") + 1]
-            if whole != content:
-                path.write_bytes(whole)
-        for line in whole.decode("utf-8").split("\n")[:-1]:
-            record = json.loads(line)
+        for record in read_lines(path):
             self._records[record.pop("key")] = record
-        self._file = path.open("a", encoding="utf-8")
+        self._file = open_to_append(path)
 
     def get(self, key: str) -> Record | None:
         """What was kept under a key, or None."""

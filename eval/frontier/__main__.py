@@ -9,10 +9,11 @@ import typer
 
 from eval.answers import Prompt, read_prompts
 from eval.frontier import arms as all_arms
-from eval.frontier.engine import Settings, enter_environment, run_arms
+from eval.frontier.engine import IN_PROCESS, Settings, run_arms
 from eval.frontier.report import write_frontier, write_windows
 from eval.frontier.runs import keep_settings
 from eval.models import default_cache_dir, prepare_smollm2
+from eval.server.environment import enter_environment
 
 app = typer.Typer(add_completion=False, help="What a nat of regret buys, rule by rule.")
 
@@ -45,7 +46,7 @@ def run(
 
     Example: python -m eval.frontier run --data gsm8k=gsm8k.jsonl --drafter eagle3-head --output out
     """
-    enter_environment(kv_cache_gib)
+    enter_environment("eval.frontier", kv_cache_gib, IN_PROCESS)
     settings = Settings(
         target=target or prepare_smollm2(default_cache_dir()),
         drafter=drafter,
@@ -81,7 +82,7 @@ def long(
 
     Example: python -m eval.frontier long --data mt=mt_bench.jsonl --drafter eagle3-head --output out-long
     """
-    enter_environment(kv_cache_gib)
+    enter_environment("eval.frontier", kv_cache_gib, IN_PROCESS)
     settings = Settings(
         target=target or prepare_smollm2(default_cache_dir()),
         drafter=drafter,

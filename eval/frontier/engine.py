@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
-import sys
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
@@ -16,9 +14,9 @@ from eval.answers import Prompt
 from eval.frontier.arms import REPLAYED, SERVER, Arm
 from eval.frontier.runs import Run, read_runs
 from eval.frontier.seam import KEY, RulePerRequest, install
-from eval.server.environment import server_environment
+from eval.json_lines import open_to_append
 
-_IN_PROCESS = {"VLLM_ENABLE_V1_MULTIPROCESSING": "0", "VLLM_LOGGING_LEVEL": "ERROR"}
+IN_PROCESS = {"VLLM_ENABLE_V1_MULTIPROCESSING": "0", "VLLM_LOGGING_LEVEL": "ERROR"}
 _PLAIN_EVERY = 25
 
 
@@ -53,14 +51,6 @@ class Settings:
         return {**row, "target": self.target.name, "drafter": self.drafter.name}
 
 
-def enter_environment(kv_cache_gib: int) -> None:
-    """Start this command anew with what the engine needs; some of it is read before Python runs."""
-    if all(os.environ.get(key) == value for key, value in _IN_PROCESS.items()):
-        return
-    environment = server_environment(os.environ, kv_cache_gib, os.cpu_count()) | _IN_PROCESS
-    os.execve(sys.executable, [sys.executable, "-m", "eval.frontier", *sys.argv[1:]], environment)
-
-
 def run_arms(settings: Settings, prompts: Sequence[Prompt], arms: Sequence[Arm], path: Path) -> None:
     """Run what is not in `path` yet and append each answer to it as it comes.
 
@@ -79,7 +69,7 @@ def run_arms(settings: Settings, prompts: Sequence[Prompt], arms: Sequence[Arm],
         return
     engine = _Engine(settings, arms)
     columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
-    with path.open("a") as raw, Progress(*columns) as progress:
+    with open_to_append(path) as raw, Progress(*columns) as progress:
         bar = progress.add_task("answers", total=total, completed=total - len(todo))
         for number, run in enumerate(engine.answers(todo), start=1):
             raw.write(json.dumps(asdict(run)) + "\n")

@@ -6,6 +6,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from eval.json_lines import read_lines
+
 
 @dataclass(frozen=True)
 class Run:
@@ -54,11 +56,7 @@ class Run:
 def read_runs(path: Path) -> list[Run]:
     """What was kept; a last line that was cut off is dropped."""
     runs = []
-    for line in path.read_text().splitlines() if path.exists() else ():
-        try:
-            row = json.loads(line)
-        except json.JSONDecodeError:
-            continue
+    for row in read_lines(path):
         row["exceptions"] = [(position, regret) for position, regret in row["exceptions"]]
         runs.append(Run(**row))
     return runs

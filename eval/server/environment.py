@@ -34,6 +34,22 @@ def server_environment(base: Mapping[str, str], kv_cache_gib: int, omp_threads: 
     return environment
 
 
+def enter_environment(module: str, kv_cache_gib: int, in_process: Mapping[str, str]) -> None:
+    """Start `python -m module` anew with what an engine in this process needs, unless it is there.
+
+    Some of it is read before Python runs.
+
+    Args:
+        module: What this process runs.
+        kv_cache_gib: Memory for the KV cache. Read on CPUs alone.
+        in_process: Variables that must have these values; with them all, nothing is started.
+    """
+    if all(os.environ.get(key) == value for key, value in in_process.items()):
+        return
+    environment = {**server_environment(os.environ, kv_cache_gib, os.cpu_count()), **in_process}
+    os.execve(sys.executable, [sys.executable, "-m", module, *sys.argv[1:]], environment)
+
+
 def is_cpu_build() -> bool:
     """Whether the installed vLLM is the CPU build."""
     try:

@@ -12,7 +12,8 @@ from rich.table import Table
 from eval.answers import read_prompts
 from eval.models import default_cache_dir, prepare_smollm2
 from eval.provenance import provenance
-from eval.shadow.measure import enter_environment, measure
+from eval.server.environment import enter_environment
+from eval.shadow.measure import IN_PROCESS, measure
 from eval.shadow.summary import Summary, summarize
 
 SCHEMA = "vllm-asd/shadow/1"
@@ -32,7 +33,7 @@ def main(
     Resumes where it stopped. Example: python -m eval.shadow --data gsm8k=gsm8k.jsonl --drafter eagle3-head
     --output out
     """
-    enter_environment()
+    enter_environment("eval.shadow", 2, IN_PROCESS)
     sets = [entry.split("=", 1) for entry in data]
     todo = [prompt for name, path in sets for prompt in read_prompts(name, Path(path), prompts)]
     output.mkdir(parents=True, exist_ok=True)

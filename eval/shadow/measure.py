@@ -1,8 +1,6 @@
 """Decode prompts in shadow and enforced, and keep what every block did."""
 
 import json
-import os
-import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
@@ -11,12 +9,12 @@ from typing import Any
 from unittest import mock
 
 from eval.answers import Prompt
-from eval.server.environment import server_environment
+from eval.json_lines import open_to_append, read_lines
 from vllm_asd.telemetry.request_report import RequestReport
 
 MODES = ("shadow", "enforce")
 # The blocks are read where the scheduler sees them, which must be this process.
-_IN_PROCESS = {"VLLM_ENABLE_V1_MULTIPROCESSING": "0"}
+IN_PROCESS = {"VLLM_ENABLE_V1_MULTIPROCESSING": "0"}
 
 
 @dataclass(frozen=True)
@@ -47,19 +45,10 @@ class Run:
     token_ids: list[int]
 
 
-def enter_environment() -> None:
-    """Start this command anew with what the engine needs; some of it is read before Python runs."""
-    if all(os.environ.get(key) == value for key, value in _IN_PROCESS.items()):
-        return
-    environment = server_environment(os.environ, kv_cache_gib=2, omp_threads=os.cpu_count()) | _IN_PROCESS
-    os.execve(sys.executable, [sys.executable, "-m", "eval.shadow", *sys.argv[1:]], environment)
-
-
 def read_runs(path: Path) -> list[Run]:
-    """What an earlier call finished."""
+    """What an earlier call finished; a last line that was cut off is dropped."""
     runs = []
-    for line in path.read_text().splitlines() if path.exists() else ():
-        row = json.loads(line)
+    for row in read_lines(path):
         blocks = [
             Block(**{**block, "exceptions": [tuple(e) for e in block["exceptions"]]})
             for block in row["blocks"]
@@ -90,7 +79,7 @@ def measure(
     for start in range(0, len(todo), batch):
         part = todo[start : start + batch]
         fresh = [run for mode in MODES for run in _decode(llm, part, mode, max_tokens)]
-        with path.open("a") as raw:
+        with open_to_append(path) as raw:
             raw.writelines(json.dumps(asdict(run)) + "\n" for run in fresh)
         runs += fresh
         print(f"{min(start + batch, len(todo))} of {len(todo)} prompts", flush=True)
