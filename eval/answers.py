@@ -1,16 +1,17 @@
 """Send prompts under several arms, and keep one line per answer, so that nothing finished is lost."""
 
-import asyncio
 import hashlib
 import json
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import openai
 from rich.progress import Progress
 
+from eval.concurrency import run_all
 from eval.json_lines import open_to_append, read_lines
 
 _TIMEOUT_S = 900.0
@@ -112,25 +113,23 @@ async def collect(
         All answers in `path`, earlier ones included.
 
     Raises:
-        openai.OpenAIError: A request failed. What was finished is in `path`.
+        openai.OpenAIError: A request failed. What was finished, or under way then, is in `path`.
     """
     answers = read_answers(path)
     done = {(answer.task, answer.id, answer.arm) for answer in answers}
     todo = [(p, arm) for p in prompts for arm in arms if (p.task, p.id, arm) not in done]
-    places = asyncio.Semaphore(concurrency)
     client = openai.AsyncOpenAI(base_url=f"{base_url}/v1", api_key="none", timeout=_TIMEOUT_S, max_retries=0)
     with open_to_append(path) as raw, Progress() as progress:
         bar = progress.add_task("answers", total=len(todo) + len(done), completed=len(done))
 
         async def send(prompt: Prompt, arm: str) -> None:
-            async with places:
-                response = await client.chat.completions.create(
-                    model=model,
-                    messages=[{"role": "user", "content": prompt.text}],
-                    temperature=0,
-                    max_tokens=max_tokens,
-                    extra_body={"return_token_ids": True, "vllm_xargs": dict(arms[arm])},
-                )
+            response = await client.chat.completions.create(
+                model=model,
+                messages=[{"role": "user", "content": prompt.text}],
+                temperature=0,
+                max_tokens=max_tokens,
+                extra_body={"return_token_ids": True, "vllm_xargs": dict(arms[arm])},
+            )
             answer = _read(prompt, arm, response.model_dump())
             answers.append(answer)
             raw.write(json.dumps(asdict(answer)) + "\n")
@@ -140,7 +139,7 @@ async def collect(
                 progress.console.print(f"{len(answers)} of {len(todo) + len(done)} answers")
 
         async with client:
-            await asyncio.gather(*(send(prompt, arm) for prompt, arm in todo))
+            await run_all((partial(send, prompt, arm) for prompt, arm in todo), concurrency)
     return answers
 
 

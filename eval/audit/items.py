@@ -3,14 +3,13 @@
 The file holds answers, scores and counts, but no prompt: a prompt is named by its hash.
 """
 
-import os
 from collections.abc import Iterable
 from pathlib import Path
-from typing import Annotated, Literal, Self
+from typing import Annotated, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
-from eval.json_lines import open_to_append
+from eval.whole_file import write_whole
 
 Arm = Literal["control", "asd", "control-again"]
 ARMS: tuple[Arm, ...] = ("control", "asd", "control-again")
@@ -57,7 +56,7 @@ class Item(BaseModel):
 
     @property
     def key(self) -> tuple[str, str, str]:
-        """Task, item and arm: what a resumed audit asks for to skip what is done."""
+        """Task, item and arm: what no two items of an audit share."""
         return self.task, self.item_id, self.arm
 
 
@@ -87,31 +86,6 @@ def _parse(line: str, where: str) -> Item:
         raise ValueError(f"{where}: {key}: {first['msg']}") from error
 
 
-class ItemWriter:
-    """Appends items to a file; each is on disk before `write` returns, so that a kill loses none.
-
-    Opening cuts off an unfinished last line, which a killed run can leave.
-    """
-
-    def __init__(self, path: Path) -> None:
-        """Opens `path` for appending; it is made if it isn't there."""
-        self._file = open_to_append(path)
-
-    def write(self, item: Item) -> None:
-        """Appends one item."""
-        self._file.write(item.model_dump_json() + "\n")
-        self._file.flush()
-        os.fsync(self._file.fileno())
-
-    def __enter__(self) -> Self:
-        """Nothing more to open."""
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        """Closes the file."""
-        self._file.close()
-
-
 def write_items(path: Path, items: Iterable[Item]) -> None:
-    """Writes a whole file at once, as a test or a conversion wants it."""
-    path.write_text("".join(item.model_dump_json() + "\n" for item in items), encoding="utf-8")
+    """Writes the file, in place of an earlier one."""
+    write_whole(path, "".join(item.model_dump_json() + "\n" for item in items))

@@ -11,6 +11,7 @@ from typing import Any
 import yaml
 
 from eval.calibrate.freeze import SPECULATION, evidence_path
+from eval.json_object import LIMITS_EXAMPLE, SPECULATION_EXAMPLE, read_object
 from eval.server.served import Served
 from vllm_asd.config import AsdConfig, RequestKeys, split_speculative_config
 
@@ -55,7 +56,7 @@ def audited_limits(served: Served, config: Path | None, limits: str | None) -> A
     if config is not None:
         return _of_config(served, config)
     if limits is not None:
-        return Audited(_within(served, _json_object("--limits", limits)), None, None, ())
+        return Audited(_within(served, read_object("--limits", limits, LIMITS_EXAMPLE)), None, None, ())
     return Audited(_as_keys(_config_of(served)), None, None, ("The limits are the server's own.",))
 
 
@@ -67,7 +68,7 @@ def _of_config(served: Served, path: Path) -> Audited:
     given = arguments if isinstance(arguments, dict) else {}
     speculation = given.get(SPECULATION, given.get(SPECULATION.replace("-", "_")))
     if isinstance(speculation, str):
-        speculation = _json_object(f"{SPECULATION} in {path}", speculation)
+        speculation = read_object(f"{SPECULATION} in {path}", speculation, SPECULATION_EXAMPLE)
     _, asd = split_speculative_config(speculation) if isinstance(speculation, Mapping) else ({}, None)
     if asd is None or not isinstance(speculation, Mapping):
         raise ValueError(f'{path} has no {SPECULATION} with "rejection_sample_method": "asd"')
@@ -108,7 +109,7 @@ def _calibration(config: Path) -> tuple[frozenset[str] | None, tuple[str, ...]]:
     if not path.is_file():
         note = f"{config.name} comes without {path.name}: whether calibration saw these prompts is not known."
         return None, (note,)
-    evidence = _json_object(path, path.read_text(encoding="utf-8"))
+    evidence = read_object(path, path.read_text(encoding="utf-8"), "calibrate anew")
     prompts = evidence.get("prompts")
     if not isinstance(prompts, list):
         raise ValueError(f"{path} has no list `prompts` of prompt digests: calibrate anew")
@@ -139,16 +140,6 @@ def _server_settings(served: Served) -> dict[str, Any] | None:
         error.close()  # without VLLM_PLUGINS there is no such route
         return None
     return found if isinstance(found, dict) else None
-
-
-def _json_object(name: object, text: str) -> dict[str, Any]:
-    try:
-        found = json.loads(text)
-    except json.JSONDecodeError as error:
-        raise ValueError(f"{name} is no JSON ({error.msg}): it takes an object") from None
-    if not isinstance(found, dict):
-        raise ValueError(f'{name} must be a JSON object, such as {{"asd_budget": 8}}')
-    return found
 
 
 def _short(name: object) -> str | None:

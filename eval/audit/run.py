@@ -1,6 +1,5 @@
 """The protocol: strict, ASD, strict on one server, then the likelihoods, then the report."""
 
-import json
 from collections import Counter
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
@@ -22,6 +21,7 @@ from eval.audit.report_schema import AuditReport
 from eval.audit.responses import Record, RecordFile
 from eval.audit.sender import Sender
 from eval.server.served import Served
+from eval.settings_file import keep_settings
 from eval.tasks.isolation import is_network_cut_off
 
 ITEMS, SETTINGS, PRIVATE = "items.jsonl", "settings.json", "lm-eval"
@@ -87,27 +87,6 @@ def refuse_calibrated(tasks: Mapping[str, Task], audit: Audit) -> None:
         )
 
 
-def refuse_other_settings(audit: Audit) -> None:
-    """Refuse to go on in a folder that holds another audit; else remember what this one is.
-
-    Raises:
-        ValueError: It does; names the setting.
-    """
-    path = audit.folder / SETTINGS
-    new = json.loads(json.dumps(audit.settings))
-    if path.exists():
-        old = json.loads(path.read_text(encoding="utf-8"))
-        for key, value in new.items():
-            if old.get(key) != value:
-                raise ValueError(
-                    f"{audit.folder} holds an audit with {key}={old.get(key)!r}, this one has {value!r}: "
-                    "give another --output"
-                )
-        return
-    audit.folder.mkdir(parents=True, exist_ok=True)
-    path.write_text(json.dumps(new, indent=2) + "\n", encoding="utf-8")
-
-
 def run_audit(audit: Audit, tasks: Mapping[str, Task], meta: Mapping[str, Any]) -> AuditReport:
     """Run what is not done yet, and write the report.
 
@@ -118,10 +97,10 @@ def run_audit(audit: Audit, tasks: Mapping[str, Task], meta: Mapping[str, Any]) 
 
     Raises:
         Unanswered: The server failed; what was answered is kept.
-        ValueError: The folder holds another audit, or prompts were used in calibration.
+        ValueError: The folder was begun with other settings, or prompts were used in calibration.
     """
     refuse_calibrated(tasks, audit)
-    refuse_other_settings(audit)
+    keep_settings(audit.folder / SETTINGS, audit.settings)
     private = audit.folder / PRIVATE
     private.mkdir(exist_ok=True)
     # Prompts are in there: not for the repository.

@@ -4,12 +4,14 @@ import asyncio
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import aiohttp
 from rich.progress import Progress
 
 from eval.audit.responses import Record, RecordFile, record_key
+from eval.concurrency import run_all
 
 _TIMEOUT_S = 1800.0
 _ATTEMPTS = 3
@@ -70,29 +72,14 @@ class Sender:
     async def _send_all(self, label: str, requests: Sequence[Request], parse: Parse) -> list[Record]:
         open_ones = {r.key: r for r in requests if self._kept.get(r.key) is None}
         bar = self._progress.add_task(label, total=len(requests), completed=len(requests) - len(open_ones))
-        places = asyncio.Semaphore(self._concurrency)
-        failures: list[Unanswered] = []
         timeout = aiohttp.ClientTimeout(total=_TIMEOUT_S)
         async with aiohttp.ClientSession(connector=aiohttp.TCPConnector(limit=0), timeout=timeout) as session:
 
             async def fulfil(request: Request) -> None:
-                async with places:
-                    # After a failure none is begun, but those under way end: their answers are kept.
-                    if failures:
-                        return
-                    try:
-                        record = _parsed(request, await self._post(session, request), parse)
-                    except Unanswered as failure:
-                        failures.append(failure)
-                        return
-                self._kept.add(request.key, record)
+                self._kept.add(request.key, _parsed(request, await self._post(session, request), parse))
                 self._progress.advance(bar)
 
-            async with asyncio.TaskGroup() as group:
-                for request in open_ones.values():
-                    group.create_task(fulfil(request))
-        if failures:
-            raise failures[0]
+            await run_all((partial(fulfil, request) for request in open_ones.values()), self._concurrency)
         return [self._record(request) for request in requests]
 
     def _record(self, request: Request) -> Record:

@@ -16,11 +16,12 @@ from eval.bench.report import build_report, read_profiles
 from eval.bench.results import Results
 from eval.bench.run import Runner, environment
 from eval.bench.settings import BenchError, Settings, Speculation, digest
-from eval.bench.store import Store, write_whole
+from eval.bench.store import Store
 from eval.bench.workload import read_prompts, read_trace, write_prompts
 from eval.demo.prompts import PROMPTS
 from eval.server.environment import server_environment
 from eval.server.process import ProcessGroup
+from eval.whole_file import write_whole
 
 _PROFILE = (sys.executable, "-m", "eval.bench.profile")
 _PROFILE_TOKENS = 64

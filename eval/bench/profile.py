@@ -21,7 +21,6 @@ from rich.console import Console
 from rich.table import Table
 
 from eval.bench.cells import ASD, EXTRA_BODY, STRICT
-from eval.bench.paths import without_folders
 from eval.bench.settings import BenchError, Speculation, read_concurrency, read_speculations
 from eval.bench.step_timer import PARTS, StepTimer
 from eval.bench.workload import read_prompts
@@ -74,7 +73,7 @@ def main(
         _stop(error)
     report = {
         "schema": SCHEMA,
-        "provenance": without_folders(provenance(("python", "-m", "eval.bench.profile"))),
+        "provenance": provenance(("python", "-m", "eval.bench.profile")),
         "model": Path(target).name,
         "drafter": speculation.label,
         "k": speculation.k,

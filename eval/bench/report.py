@@ -11,11 +11,10 @@ from eval.bench.acceptance import acceptance
 from eval.bench.cells import ASD, NONE, SHADOW, STRICT
 from eval.bench.compare import against_plain, against_strict, changes, drift
 from eval.bench.load import PERCENTILES
-from eval.bench.paths import without_folders
 from eval.bench.prediction import predictions, timing
 from eval.bench.results import Record, Results, pooled, summed
 from eval.bench.settings import Settings
-from eval.provenance import provenance
+from eval.provenance import provenance, without_folders
 
 SCHEMA = "vllm-asd/bench/1"
 
@@ -49,7 +48,7 @@ def build_report(
     servers = [NONE, *results.speculating]
     return {
         "schema": SCHEMA,
-        "provenance": without_folders(provenance(("vllm-asd", "bench"))),
+        "provenance": provenance(("vllm-asd", "bench")),
         "settings": without_folders(settings.as_json()),
         "notes": notes,
         "levels": results.concurrency,
@@ -60,7 +59,7 @@ def build_report(
             work: {server: _other(results, server, settings.concurrency[-1], work) for server in servers}
             for work in ("natural", "trace")
         },
-        "profile": {server: without_folders(profile) for server, profile in profiles.items()},
+        "profile": profiles,
         "prediction": [item.as_json() for item in predictions(results, draft_costs(results, profiles))],
     }
 

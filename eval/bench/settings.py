@@ -9,6 +9,7 @@ from typing import Any
 
 import yaml
 
+from eval.json_object import SPECULATION_EXAMPLE, NotAnObject, read_object
 from vllm_asd.config import AsdConfig, AsdConfigError
 
 SERVED_NAME = "bench"
@@ -115,7 +116,10 @@ def read_speculations(
     """
     if given and (method or drafter):
         raise BenchError("give --speculative-config or --method and --drafter, not both")
-    configs = [_read_object("--speculative-config", text) for text in given]
+    try:
+        configs = [read_object("--speculative-config", text, SPECULATION_EXAMPLE) for text in given]
+    except NotAnObject as error:
+        raise BenchError(str(error)) from None
     if not configs:
         if method is None:
             raise BenchError("give --speculative-config, or --method (with --drafter, if it needs a model)")
@@ -208,13 +212,3 @@ def _with_asd(config: dict[str, Any]) -> dict[str, Any]:
     if limits.asd_mode == "shadow" or limits.limits.is_strict:
         raise BenchError("--speculative-config: with these asd_ limits ASD is strict, nothing to compare")
     return keys
-
-
-def _read_object(option: str, text: str) -> dict[str, Any]:
-    try:
-        value = json.loads(text)
-    except json.JSONDecodeError as error:
-        raise BenchError(f"{option}: no JSON ({error})") from None
-    if not isinstance(value, dict):
-        raise BenchError(f"{option}: expected a JSON object, got {text}")
-    return value

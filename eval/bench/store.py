@@ -7,6 +7,8 @@ from typing import Any
 
 from eval.bench.cells import Cell
 from eval.bench.settings import BenchError, Settings
+from eval.settings_file import keep_settings
+from eval.whole_file import write_whole
 
 SCHEMA = "vllm-asd/bench-cell/1"
 # More repeats may be asked for later; everything else makes another run of it.
@@ -25,7 +27,10 @@ class Store:
         self.folder = folder
         self._cells = folder / "cells"
         self._cells.mkdir(parents=True, exist_ok=True)
-        self._check(settings.as_json())
+        try:
+            keep_settings(folder / "settings.json", settings.as_json(), _MAY_DIFFER)
+        except ValueError as error:
+            raise BenchError(str(error)) from None
 
     @property
     def scratch(self) -> Path:
@@ -52,28 +57,3 @@ class Store:
 
     def _path(self, cell: Cell) -> Path:
         return self._cells / f"{cell.name}.json"
-
-    def _check(self, settings: dict[str, Any]) -> None:
-        path = self.folder / "settings.json"
-        if path.exists():
-            earlier = json.loads(path.read_text())
-            for name, value in settings.items():
-                if name not in _MAY_DIFFER and earlier.get(name) != value:
-                    option = "--" + name.replace("_", "-")
-                    raise BenchError(
-                        f"{self.folder} holds a run with another {option} ({_short(earlier.get(name))}, now "
-                        f"{_short(value)}): give the same, or another --output"
-                    )
-        write_whole(path, json.dumps(settings, indent=2) + "\n")
-
-
-def write_whole(path: Path, text: str) -> None:
-    """Write a file that readers never see in part."""
-    part = path.with_name(path.name + ".part")
-    part.write_text(text)
-    part.replace(path)
-
-
-def _short(value: object) -> str:
-    text = json.dumps(value)
-    return text if len(text) <= 60 else text[:57] + "..."

@@ -9,6 +9,7 @@ from typing import Any
 import yaml
 
 from eval.calibrate.grid import Setting
+from eval.json_object import SPECULATION_EXAMPLE, read_object
 from vllm_asd.config import METHOD, AsdConfig, split_speculative_config
 
 SPECULATION = "speculative-config"
@@ -47,7 +48,7 @@ class Base:
             raise ValueError("the frozen file needs the model to serve: give --model, or `model` in --config")
         speculation = given.pop(SPECULATION, None)
         if isinstance(speculation, str):
-            speculation = json.loads(speculation)
+            speculation = read_object(f"`{SPECULATION}`", speculation, SPECULATION_EXAMPLE)
         if not isinstance(speculation, dict) or "num_speculative_tokens" not in speculation:
             raise ValueError(
                 "the frozen file needs the server's speculation with num_speculative_tokens: give "

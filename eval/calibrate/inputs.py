@@ -1,12 +1,12 @@
 """The command's options, checked, with one line for each mistake."""
 
-import json
 from collections.abc import Sequence
 from pathlib import Path
 
 from eval.calibrate.freeze import Base
 from eval.calibrate.grid import Grid
 from eval.calibrate.run import DataFile
+from eval.json_object import SPECULATION_EXAMPLE, read_object
 from eval.server.served import NotServed, Served, inspect_server, require_detailed
 
 
@@ -28,10 +28,7 @@ def read_base(
         if model is not None:
             raise ValueError("--model stands in the --config file: drop one of them")
         return Base.read(config, drafter)
-    try:
-        speculation = json.loads(speculative_config or "")
-    except json.JSONDecodeError as error:
-        raise ValueError(f"--speculative-config is no JSON: {error}") from None
+    speculation = read_object("--speculative-config", speculative_config or "", SPECULATION_EXAMPLE)
     return Base.of({"model": model, "speculative-config": speculation}, drafter)
 
 

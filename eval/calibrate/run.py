@@ -16,6 +16,7 @@ from eval.calibrate.outcome import Caps, Outcome, compare, measure_ledgers
 from eval.calibrate.rejections import ARM, XARGS, Rejections, first_rejections
 from eval.calibrate.search import Found, answers_needed, search
 from eval.server.served import Served
+from eval.settings_file import keep_settings
 
 CONTROL = "strict"
 _CONTROL_XARGS: dict[str, Any] = {"asd_budget": 0}
@@ -130,12 +131,12 @@ def calibrate(plan: Plan) -> Calibration:
     """Measure the first rejections, then search around their lower quartile.
 
     Raises:
-        ValueError: Too little to calibrate on, a server too strict for the grid, a folder that holds another
-            run, or no setting within the caps; one line each.
+        ValueError: Too little to calibrate on, a server too strict for the grid, a folder begun under
+            other conditions, or no setting within the caps; one line each.
         openai.OpenAIError: A request failed. What was finished is in the folder.
     """
     plan.grid.refuse_narrower(plan.served.limits)
-    _claim(plan)
+    keep_settings(plan.folder / _CONDITIONS, plan.conditions())
     arms = {ARM: XARGS, CONTROL: _CONTROL_XARGS}
     both = _by_arm(_ask(plan, arms, len(plan.prompts)))
     looking, control = (_in_order(plan.prompts, both[arm]) for arm in arms)
@@ -166,20 +167,6 @@ def _rejections_by_task(looking: Sequence[Answer]) -> dict[str, Rejections]:
         with suppress(ValueError):
             found[task] = first_rejections([answer for answer in looking if answer.task == task])
     return found
-
-
-def _claim(plan: Plan) -> None:
-    """Note the conditions in the folder, or refuse one that was filled under others."""
-    plan.folder.mkdir(parents=True, exist_ok=True)
-    path = plan.folder / _CONDITIONS
-    now = plan.conditions()
-    if not path.exists():
-        path.write_text(json.dumps(now, indent=2) + "\n")
-        return
-    then = json.loads(path.read_text())
-    changed = [f"{key} was {then.get(key)}, is {now[key]}" for key in now if then.get(key) != now[key]]
-    if changed:
-        raise ValueError(f"{plan.folder} holds another calibration ({changed[0]}): give another --output")
 
 
 Key = tuple[str, str]

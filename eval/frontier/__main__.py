@@ -9,16 +9,18 @@ import typer
 
 from eval.answers import Prompt, read_prompts
 from eval.frontier import arms as all_arms
-from eval.frontier.engine import IN_PROCESS, Settings, run_arms
+from eval.frontier.engine import IN_PROCESS, NGRAM, Settings, run_arms
 from eval.frontier.report import write_frontier, write_windows
-from eval.frontier.runs import keep_settings
 from eval.models import default_cache_dir, prepare_smollm2
 from eval.server.environment import enter_environment
+from eval.settings_file import keep_settings
 
 app = typer.Typer(add_completion=False, help="What a nat of regret buys, rule by rule.")
 
 Data = Annotated[list[str], typer.Option(help="NAME=FILE.jsonl with `id` and `prompt`; may be repeated.")]
-Drafter = Annotated[Path, typer.Option(help="EAGLE-3 head, a folder.", exists=True, file_okay=False)]
+Drafter = Annotated[
+    Path | None, typer.Option(help="Drafter, a folder; none for n-grams.", exists=True, file_okay=False)
+]
 Output = Annotated[Path, typer.Option(help="Folder for the raw answers and the report.")]
 Target = Annotated[Path | None, typer.Option(help="Target model, a folder; default SmolLM2-135M-Instruct.")]
 Method = Annotated[str, typer.Option(help="vLLM's name of the drafting method.")]
@@ -31,8 +33,8 @@ KvCache = Annotated[int, typer.Option(help="GiB for the KV cache, on a CPU.")]
 @app.command()
 def run(
     data: Data,
-    drafter: Drafter,
     output: Output,
+    drafter: Drafter = None,
     target: Target = None,
     method: Method = "eagle3",
     draft_tokens: DraftTokens = 5,
@@ -64,8 +66,8 @@ def run(
 @app.command()
 def long(
     data: Data,
-    drafter: Drafter,
     output: Output,
+    drafter: Drafter = None,
     target: Target = None,
     method: Method = "eagle3",
     draft_tokens: DraftTokens = 5,
@@ -118,10 +120,12 @@ def report_long(folder: Annotated[Path, typer.Argument(help="The --output of a l
 def _measure(
     settings: Settings, known: Sequence[all_arms.Arm], patterns: str, prompts: list[Prompt], output: Path
 ) -> None:
+    if (settings.drafter is None) != (settings.method == NGRAM):
+        raise typer.BadParameter(f"--method {settings.method}: send --drafter FOLDER, and none with {NGRAM}")
     output.mkdir(parents=True, exist_ok=True)
     try:
         chosen = all_arms.select(known, patterns)
-        keep_settings(output, settings.described())
+        keep_settings(output / "settings.json", settings.described())
     except ValueError as error:
         raise typer.BadParameter(str(error)) from None
     run_arms(settings, prompts, chosen, output / "runs.jsonl")

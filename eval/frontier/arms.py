@@ -117,12 +117,20 @@ REPLAYED: tuple[Arm, ...] = (
     *map(_typical, (2.0, 1.4, 0.7, 0.3)),
 )
 
-# A budget that a few hundred tokens use up, and about what the same gate spends while it lasts given back.
+# A budget that a few hundred tokens use up, and about what the same gate spends while it lasts given back;
+# then the rules alone, at settings of about the same regret.
 LONG: tuple[Arm, ...] = (
     _CONTROL,
     _ours(PAPER, Walk("remaining"), 0.25, budget=8.0),
     _ours(PAPER, Walk("remaining"), 0.25, budget=8.0, refill=0.03),
     _ours("realized", Walk("realized"), 0.6, budget=8.0, refill=0.03),
+    _paper(0.25),
+    _realized(0.6),
+    _lookahead(0.6),
+    _fly(2),
+    _relaxed(0.15),
+    _ratio(0.45),
+    _typical(1.4),
 )
 
 

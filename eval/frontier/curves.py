@@ -75,14 +75,14 @@ class AtEqualCost:
     """A rule's gain over that of the paper's rule where both cost the same.
 
     Attributes:
-        family: The rule; its curve is interpolated between its settings, from no gain at no cost on.
+        family: The rule; its curve is read between its settings, straight in log cost and log gain.
         against: The setting of the paper's rule that it is held against.
         cost: "regret" per token or "exceptions" per token.
         measure: "gain", "same_blocks" or "replayed".
         at: That cost; nats, or exceptions per 100 tokens.
         paper: The gain of the paper's rule there.
-        ratio: The rule's over it; None where the rule's settings do not reach that far, or the paper's rule
-            gained nothing for certain.
+        ratio: The rule's over it; None where the cost is not between two settings of the rule, or the paper's
+            rule gained nothing for certain.
     """
 
     family: str
@@ -210,7 +210,7 @@ def _parting(control: Run, run: Run) -> tuple[int, bool]:
 def replayed_at_equal_cost(arms: Sequence[Arm], sums: ResampledSums) -> list[AtEqualCost]:
     """The same for the control's blocks decided again: one measure, "replayed"."""
     known = [arm for arm in arms if f"{_REPLAY}{arm.name} rounds" in sums.observed]
-    return at_equal_cost(known, sums, {"replayed": _same_blocks}, _REPLAY) if known else []
+    return at_equal_cost(known, sums, {"replayed": _same_blocks}, _REPLAY)
 
 
 def at_equal_cost(
@@ -230,7 +230,7 @@ def at_equal_cost(
     families: dict[str, list[str]] = {}
     for arm in arms:
         families.setdefault(arm.family, []).append(prefix + arm.name)
-    paper = families[PAPER]
+    paper = families.get(PAPER, [])
     others = [family for family in families if family not in (STRICT, PAPER)]
     found = []
     for cost, measure, against, family in (
@@ -253,11 +253,11 @@ def _ratio(
     cost: Callable[[str], _Statistic],
     measure: Callable[[str], _Statistic],
 ) -> _Statistic:
-    """A curve through the origin and a family's points, read at a cost, over what was reached there."""
+    """A family's curve, read at a cost, over what was reached there."""
 
     def statistic(s: Sums) -> Floats:
-        x = np.stack([np.zeros_like(at(s)), *(cost(name)(s) for name in names)])
-        y = np.stack([np.zeros_like(at(s)), *(measure(name)(s) for name in names)])
+        x = np.stack([cost(name)(s) for name in names])
+        y = np.stack([measure(name)(s) for name in names])
         order = x.argsort(axis=0)
         x, y = np.take_along_axis(x, order, 0), np.take_along_axis(y, order, 0)
         return _read(x, y, at(s)) / reached(s)
@@ -266,10 +266,17 @@ def _ratio(
 
 
 def _read(x: Floats, y: Floats, wanted: Floats) -> Floats:
-    """Interpolate S curves of A points each, [A, S] and sorted, at one place each; NaN beyond its end."""
+    """Read S curves of A points each, [A, S] and sorted, at one place each; NaN outside of its points.
+
+    Straight in the logarithms: gain goes about as a power of the cost, and a straight line between two
+    settings lies 5% to 25% below such a curve, far more below the first of them.
+    """
+    if len(x) < 2:
+        return np.full_like(wanted, np.nan)
     left = np.clip((x <= wanted).sum(axis=0) - 1, 0, len(x) - 2)[None]
     x0, x1, y0, y1 = (
-        np.take_along_axis(table, index, 0)[0] for table in (x, y) for index in (left, left + 1)
+        np.log(np.take_along_axis(table, index, 0)[0]) for table in (x, y) for index in (left, left + 1)
     )
     width = np.where(x1 > x0, x1 - x0, 1)
-    return np.where(wanted <= x[-1], y0 + (y1 - y0) * (wanted - x0) / width, np.nan)
+    within = (wanted >= x[0]) & (wanted <= x[-1])
+    return np.where(within, np.exp(y0 + (y1 - y0) * (np.log(wanted) - x0) / width), np.nan)

@@ -17,6 +17,8 @@ from eval.frontier.seam import KEY, RulePerRequest, install
 from eval.json_lines import open_to_append
 
 IN_PROCESS = {"VLLM_ENABLE_V1_MULTIPROCESSING": "0", "VLLM_LOGGING_LEVEL": "ERROR"}
+NGRAM = "ngram"
+_NGRAM = {"prompt_lookup_min": 2, "prompt_lookup_max": 4}
 _PLAIN_EVERY = 25
 
 
@@ -26,7 +28,7 @@ class Settings:
 
     Attributes:
         target: Folder of the target model.
-        drafter: Folder of the drafter.
+        drafter: Folder of the drafter; None for a method that has none.
         method: vLLM's name of the drafting method.
         draft_tokens: K.
         max_tokens: Longest answer.
@@ -36,7 +38,7 @@ class Settings:
     """
 
     target: Path
-    drafter: Path
+    drafter: Path | None
     method: str
     draft_tokens: int
     max_tokens: int
@@ -48,7 +50,12 @@ class Settings:
         """Plain values, folders by their names; not the batch, which decides nothing."""
         row = asdict(self)
         row.pop("batch")
-        return {**row, "target": self.target.name, "drafter": self.drafter.name}
+        return {**row, "target": self.target.name, "drafter": self.drafter and self.drafter.name}
+
+    def speculation(self) -> dict[str, Any]:
+        """What vLLM is told about drafting; ASD's keys come on top."""
+        own = _NGRAM if self.drafter is None else {"model": str(self.drafter)}
+        return {"method": self.method, "num_speculative_tokens": self.draft_tokens, **own}
 
 
 def run_arms(settings: Settings, prompts: Sequence[Prompt], arms: Sequence[Arm], path: Path) -> None:
@@ -95,20 +102,13 @@ class _Engine:
         from vllm import LLM
 
         self.settings = settings
-        speculation = {
-            "method": settings.method,
-            "model": str(settings.drafter),
-            "num_speculative_tokens": settings.draft_tokens,
-            "rejection_sample_method": "asd",
-            **SERVER,
-        }
         self._llm: Any = LLM(
             model=str(settings.target),
             enforce_eager=True,
             max_num_seqs=settings.batch,
             per_request_spec_decode_metrics="detailed",
             disable_log_stats=False,
-            speculative_config=speculation,
+            speculative_config={**settings.speculation(), "rejection_sample_method": "asd", **SERVER},
         )
         self._engine = self._llm.llm_engine
         self._core = self._engine.engine_core.engine_core

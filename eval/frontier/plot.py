@@ -1,16 +1,17 @@
-"""The frontier in one picture, and the windows of long answers in another."""
+"""The frontier: every measure for every task in one picture, and what matters of it in another."""
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import Any, NamedTuple
 
 import matplotlib as mpl
 
 from eval.frontier.curves import Point, ReplayedPoint
-from eval.frontier.windows import WINDOW_TOKENS, Window
 from eval.statistics.resampling import Interval
 
 mpl.use("Agg")
 from matplotlib import pyplot as plt
+from matplotlib.figure import Figure
 
 _STYLES: dict[str, tuple[str, str, str]] = {
     "paper": ("#222222", "o", "paper's rule"),
@@ -23,57 +24,92 @@ _STYLES: dict[str, tuple[str, str, str]] = {
     "typical": ("#999999", ">", "typical acceptance (Medusa)"),
 }
 _OURS = ("paper", "realized", "lookahead")
-_PANELS = (
-    ("replayed", "regret", "regret, nats per token", "gain in the control's own blocks, %"),
-    ("gain", "regret", "regret, nats per token", "gain over the strict run, %"),
-    ("same_blocks", "regret", "regret, nats per token", "gain over strict in the same blocks, %"),
-    ("same_blocks", "exceptions", "exceptions per 100 tokens", "gain over strict in the same blocks, %"),
-    (
-        "gain",
-        "median_divergence",
-        "token where answers part from strict's, median",
-        "gain over the strict run, %",
-    ),
+_NATS, _EXCEPTIONS = "regret, nats per token", "exceptions per 100 tokens"
+_REPLAYED, _GAIN, _SAME = (
+    f"gain {against}, %"
+    for against in ("in the control's own blocks", "over the strict run", "over strict in the same blocks")
 )
 
 
-def draw_frontier(
-    points: Mapping[str, Sequence[Point]],
-    replayed: Mapping[str, Sequence[ReplayedPoint]],
-    title: str,
-    picture: Path,
-) -> None:
+class _Panel(NamedTuple):
+    measure: str
+    cost: str
+    x_label: str
+    y_label: str
+
+
+_PANELS = (
+    _Panel("replayed", "regret", _NATS, _REPLAYED),
+    _Panel("gain", "regret", _NATS, _GAIN),
+    _Panel("same_blocks", "regret", _NATS, _SAME),
+    _Panel("same_blocks", "exceptions", _EXCEPTIONS, _SAME),
+    _Panel("gain", "median_divergence", "token where answers part from strict's, median", _GAIN),
+)
+_OVERVIEW = (
+    _PANELS[0],
+    _Panel("replayed", "exceptions", _EXCEPTIONS, _REPLAYED),
+    _PANELS[1],
+    _Panel("gain", "exceptions", _EXCEPTIONS, _GAIN),
+)
+_Points = Mapping[str, Sequence[Point]]
+_Replayed = Mapping[str, Sequence[ReplayedPoint]]
+
+
+def draw_frontier(points: _Points, replayed: _Replayed, title: str, picture: Path) -> None:
     """Draw gain against cost: a row per measure, a column per task.
 
     Args:
-        points: By task, the pooled ones included.
+        points: By task, the pooled ones included; a measure that no arm has is left out.
         replayed: The same for the control's blocks decided again.
         title: Above it all.
         picture: Where to write it; the ending chooses the format.
     """
-    size = (4.2 * len(points) + 0.4, 16.6)
-    figure, axes = plt.subplots(len(_PANELS), len(points), figsize=size, squeeze=False, sharey="row")
+    panels = [p for p in _PANELS if any(_rows(p, task, points, replayed) for task in points)]
+    size = (4.2 * len(points) + 0.4, 3.1 * len(panels) + 1)
+    figure, axes = plt.subplots(len(panels), len(points), figsize=size, squeeze=False, sharey="row")
     for column, task in enumerate(points):
-        for row, (measure, cost, x_label, y_label) in enumerate(_PANELS):
-            axis = axes[row][column]
-            rows: Sequence[Point | ReplayedPoint] = (replayed if measure == "replayed" else points)[task]
-            for family in dict.fromkeys(point.family for point in rows):
-                _draw_family(axis, [p for p in rows if p.family == family], measure, cost)
-            axis.set_xlabel(x_label, fontsize=8)
-            axis.set_xlim(0, _right_end(rows) if cost == "regret" else None)
-            axis.grid(alpha=0.25)
-            axis.spines[["top", "right"]].set_visible(False)
-            axis.tick_params(labelsize=8)
-            if column == 0:
-                axis.set_ylabel(y_label, fontsize=8)
-            if row == 0:
-                axis.set_title(task, fontsize=10)
-    handles, labels = axes[1][0].get_legend_handles_labels()
-    figure.legend(
-        handles, labels, loc="lower center", ncols=min(4, 2 * len(points)), frameon=False, fontsize=8
-    )
+        for axis, panel in zip(axes[:, column], panels, strict=True):
+            _draw_panel(axis, panel, _rows(panel, task, points, replayed))
+            if column > 0:
+                axis.set_ylabel("")
+        axes[0][column].set_title(task, fontsize=10)
+    _finish(figure, axes, title, picture)
+
+
+def draw_overview(points: _Points, replayed: _Replayed, task: str, title: str, picture: Path) -> None:
+    """Draw one task's gain against regret and exceptions, as :func:`draw_frontier` does."""
+    panels = [p for p in _OVERVIEW if _rows(p, task, points, replayed)]
+    figure, axes = plt.subplots(1, len(panels), figsize=(4 * len(panels), 4.2), squeeze=False)
+    for axis, panel in zip(axes[0], panels, strict=True):
+        _draw_panel(axis, panel, _rows(panel, task, points, replayed))
+    _finish(figure, axes, title, picture)
+
+
+def _rows(panel: _Panel, task: str, points: _Points, replayed: _Replayed) -> Sequence[Point | ReplayedPoint]:
+    return replayed[task] if panel.measure == "replayed" else points[task]
+
+
+def _draw_panel(axis: "plt.Axes", panel: _Panel, rows: Sequence[Point | ReplayedPoint]) -> None:
+    for family in dict.fromkeys(point.family for point in rows):
+        _draw_family(axis, [p for p in rows if p.family == family], panel.measure, panel.cost)
+    axis.set_xlabel(panel.x_label, fontsize=8)
+    axis.set_ylabel(panel.y_label, fontsize=8)
+    axis.set_xlim(0, _right_end(rows) if panel.cost == "regret" else None)
+    axis.grid(alpha=0.25)
+    axis.spines[["top", "right"]].set_visible(False)
+    axis.tick_params(labelsize=8)
+
+
+def _finish(figure: "Figure", axes: Any, title: str, picture: Path) -> None:
+    """Add the legend, every family once, and write the picture."""
+    handles: dict[str, Any] = {}
+    for axis in axes.flat:
+        handles |= {label: handle for handle, label in zip(*axis.get_legend_handles_labels(), strict=True)}
+    columns = min(4, 2 * axes.shape[1])
+    figure.legend(handles.values(), handles, loc="lower center", ncols=columns, frameon=False, fontsize=8)
     figure.suptitle(title, fontsize=10)
-    figure.tight_layout(rect=(0, 0.04, 1, 0.99))
+    lines = -(-len(handles) // columns)
+    figure.tight_layout(rect=(0, 0.22 * lines / figure.get_figheight() + 0.01, 1, 1))
     figure.savefig(picture, dpi=130)
     plt.close(figure)
 
@@ -101,46 +137,3 @@ def _right_end(points: Sequence[Point | ReplayedPoint]) -> float | None:
 
 def _place(cost: Interval | float) -> float:
     return cost.value if isinstance(cost, Interval) else cost
-
-
-def draw_windows(rows: Sequence[Window], title: str, picture: Path) -> None:
-    """Draw gain and regret by window, a line per arm.
-
-    Args:
-        rows: All arms and windows.
-        title: Above it all.
-        picture: Where to write it.
-    """
-    figure, axes = plt.subplots(1, 4, figsize=(17, 4))
-    names = list(dict.fromkeys(row.arm for row in rows))
-    for index, arm in enumerate(names):
-        mine = [row for row in rows if row.arm == arm]
-        x = [row.first_token + WINDOW_TOKENS / 2 for row in mine]
-        for axis, measure in zip(axes[:2], ("gain", "same_blocks"), strict=True):
-            found = [(at, getattr(row, measure)) for at, row in zip(x, mine, strict=True)]
-            found = [(at, interval) for at, interval in found if interval is not None]
-            places = [at for at, _ in found]
-            low, value, high = (
-                [100 * (getattr(i, end) or 0) for _, i in found] for end in ("low", "value", "high")
-            )
-            axis.plot(places, value, color=f"C{index}", marker="o", markersize=4, label=arm)
-            axis.fill_between(places, low, high, color=f"C{index}", alpha=0.12, linewidth=0)
-        axes[2].plot(x, [row.regret for row in mine], color=f"C{index}", marker="o", markersize=4)
-        axes[3].plot(x, [100 * row.repeated for row in mine], color=f"C{index}", marker="o", markersize=4)
-    labels = (
-        "gain over the strict run, %",
-        "gain over strict in the same blocks, %",
-        "regret, nats per token",
-        "repeated 4-grams, % of the window",
-    )
-    for axis, label in zip(axes, labels, strict=True):
-        axis.set_ylabel(label, fontsize=8)
-        axis.set_xlabel("output token (middle of the window)", fontsize=8)
-        axis.grid(alpha=0.25)
-        axis.tick_params(labelsize=8)
-        axis.spines[["top", "right"]].set_visible(False)
-    axes[0].legend(frameon=False, fontsize=8)
-    figure.suptitle(title, fontsize=10)
-    figure.tight_layout()
-    figure.savefig(picture, dpi=130)
-    plt.close(figure)

@@ -21,7 +21,8 @@ from eval.frontier.curves import (
     replayed_points,
     resample,
 )
-from eval.frontier.plot import draw_frontier, draw_windows
+from eval.frontier.plot import draw_frontier, draw_overview
+from eval.frontier.plot_windows import draw_windows
 from eval.frontier.runs import complete_prompts, read_runs
 from eval.frontier.windows import Window, windows
 from eval.provenance import provenance
@@ -32,13 +33,17 @@ WINDOWS_SCHEMA = "vllm-asd/windows/1"
 POOLED = "all"
 
 
-def write_frontier(folder: Path) -> None:
-    """Write `summary.json` and `frontier.png`, and print the tables.
+def write_frontier(folder: Path, known: Sequence[all_arms.Arm] = all_arms.FRONTIER) -> None:
+    """Write `summary.json`, `frontier.png` and `overview.png`, and print the tables.
+
+    Args:
+        folder: Of the runs.
+        known: The arms to look for in them.
 
     Raises:
         SystemExit: No prompt has all arms.
     """
-    settings, arms, prompts = _read(folder, all_arms.FRONTIER)
+    settings, arms, prompts = _read(folder, known)
     by_task = {
         task: {k: v for k, v in prompts.items() if k[0] == task} for task in sorted({t for t, _ in prompts})
     }
@@ -62,7 +67,9 @@ def write_frontier(folder: Path) -> None:
         "at_equal_cost": {task: [asdict(row) for row in rows] for task, rows in equal.items()},
     }
     (folder / "summary.json").write_text(json.dumps(summary, indent=1) + "\n")
-    draw_frontier(points, replayed, _title(settings, prompts), folder / "frontier.png")
+    title = _title(settings, prompts)
+    draw_frontier(points, replayed, title, folder / "frontier.png")
+    draw_overview(points, replayed, list(by_task)[-1], title, folder / "overview.png")
     for task in by_task:
         _show_points(f"{task}, {len(by_task[task])} prompts", points[task])
         _show_replayed(f"{task}, decided again on the control's own blocks", replayed[task])
@@ -70,11 +77,12 @@ def write_frontier(folder: Path) -> None:
 
 
 def write_windows(folder: Path) -> None:
-    """Write `windows.json` and `windows.png`, and print the table.
+    """Write `windows.json` and `windows.png` and print the table, after :func:`write_frontier`'s.
 
     Raises:
         SystemExit: No prompt has all arms.
     """
+    write_frontier(folder, all_arms.LONG)
     settings, arms, prompts = _read(folder, all_arms.LONG)
     rows = windows(prompts, [arm.name for arm in arms])
     summary = {
@@ -101,7 +109,7 @@ def _read(folder: Path, known: Sequence[all_arms.Arm]) -> tuple[dict[str, Any], 
 
 def _title(settings: dict[str, Any], prompts: Prompts) -> str:
     return (
-        f"{settings['target']}, {settings['drafter']}, K = {settings['draft_tokens']}, "
+        f"{settings['target']}, {settings['drafter'] or settings['method']}, K = {settings['draft_tokens']}, "
         f"{settings['max_tokens']} tokens, {len(prompts)} prompts"
     )
 

@@ -1,10 +1,8 @@
 """The raw result: one line per prompt and arm."""
 
-import json
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
 
 from eval.json_lines import read_lines
 
@@ -68,20 +66,3 @@ def complete_prompts(runs: Sequence[Run], arms: Sequence[str]) -> dict[tuple[str
     for run in runs:
         by_prompt.setdefault((run.task, run.id), {})[run.arm] = run
     return {key: found for key, found in by_prompt.items() if all(arm in found for arm in arms)}
-
-
-def keep_settings(folder: Path, settings: dict[str, Any]) -> None:
-    """Note what a folder's runs were made with, or check that it still is.
-
-    Raises:
-        ValueError: The folder holds runs of other settings.
-    """
-    path = folder / "settings.json"
-    if path.exists():
-        kept = json.loads(path.read_text())
-        for key, value in settings.items():
-            if kept.get(key) != value:
-                raise ValueError(
-                    f"{folder.name} was begun with {key}={kept.get(key)}, not {value}: take another --output"
-                )
-    path.write_text(json.dumps(settings, indent=2) + "\n")

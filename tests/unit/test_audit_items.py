@@ -1,24 +1,20 @@
-"""The file of answered items: what is written comes back, and a kill costs at most the line it fell on."""
+"""The file of answered items: what is written comes back, and what is wrong in it is named."""
 
 from pathlib import Path
 
 import pytest
 
-from eval.audit.items import Item, ItemWriter, read_items, write_items
+from eval.audit.items import Item, read_items, write_items
 from tests.audit_items import GOOD, task_items
 
 
-def test_a_killed_run_loses_only_the_unfinished_line(tmp_path: Path) -> None:
+def test_what_is_written_comes_back_and_only_an_unfinished_line_is_lost(tmp_path: Path) -> None:
     items, path = task_items("gsm8k", 3, GOOD), tmp_path / "items.jsonl"
-    with ItemWriter(path) as writer:
-        for item in items[:4]:
-            writer.write(item)
+    write_items(path, items[:4])
     with path.open("a") as file:
         file.write(items[4].model_dump_json()[:50])
     assert read_items(path) == items[:4]
-    with ItemWriter(path) as writer:
-        for item in items[4:]:
-            writer.write(item)
+    write_items(path, items)
     assert read_items(path) == items
 
 

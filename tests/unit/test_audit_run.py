@@ -186,7 +186,7 @@ def test_another_audit_in_the_same_folder_is_refused(server: _Server, data: Path
     assert _audit(server, data, tmp_path / "out", "--limit", "1")[0] == 0
     code, said = _audit(server, data, tmp_path / "out", "--limits", '{"asd_budget": 1}')
     assert code == 1
-    assert "holds an audit with limits=" in said
+    assert "was begun with limits.asd_budget=2.0, not 1.0: give the same, or another --output" in said
 
 
 @pytest.mark.parametrize(
@@ -194,7 +194,7 @@ def test_another_audit_in_the_same_folder_is_refused(server: _Server, data: Path
     [
         (("--limits", '{"asd_budget": 9}'), "asd_budget=9.0 is laxer than this server allows"),
         (("--limits", '{"asd_pricing": "realized"}'), "asd_pricing is no limit"),
-        (("--limits", "8"), "--limits must be a JSON object"),
+        (("--limits", "8"), "--limits is not a JSON object but 8: give for example"),
         (("--tasks", "humaneval"), "no humaneval/audit.jsonl in"),
         (("--tasks", "nothing"), "there is no task nothing"),
         (("--data", "builtin", "--tasks", "coding"), "allow it with --run-code"),

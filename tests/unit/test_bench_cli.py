@@ -29,7 +29,7 @@ def refused(*arguments: str) -> str:
         ((*PAIR, "--concurrency", "0"), "--concurrency: expected whole numbers above 0"),
         (("--model", "m"), "give --speculative-config, or --method"),
         ((*PAIR, "--speculative-config", "{}"), "not both"),
-        (("--model", "m", "--speculative-config", "{"), "--speculative-config: no JSON"),
+        (("--model", "m", "--speculative-config", "{"), "--speculative-config is not a JSON object but {"),
         (("--model", "m", "--speculative-config", "{}"), '"num_speculative_tokens" must be a whole number'),
         ((*PAIR, "--data", "missing.jsonl"), "--data: can't read missing.jsonl"),
         ((*PAIR, "--config", "missing.yaml"), "--config: can't read missing.yaml"),

@@ -111,7 +111,7 @@ def test_more_repeats_add_to_what_is_there_and_other_settings_are_refused(tmp_pa
     first = run(tmp_path)
     more = run(tmp_path, repeats=3)
     assert len(FakeClient.measured) == len({*first.cells, *more.cells})
-    with pytest.raises(BenchError, match=r"another --max-tokens \(9, now 10\)"):
+    with pytest.raises(BenchError, match="was begun with max_tokens=9, not 10: give the same"):
         run(tmp_path, max_tokens=10)
 
 

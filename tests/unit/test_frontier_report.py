@@ -4,15 +4,19 @@ import json
 from dataclasses import asdict, replace
 from pathlib import Path
 
+import numpy as np
 import pytest
+from typer import BadParameter
 from typer.testing import CliRunner
 
 from eval.frontier import arms as all_arms
 from eval.frontier.arms import FRONTIER, LONG, REPLAYED, STRICT, Arm
-from eval.frontier.curves import AtEqualCost, Prompts, at_equal_cost, point, resample
+from eval.frontier.curves import AtEqualCost, Prompts, _read, at_equal_cost, point, resample
+from eval.frontier.engine import Settings
 from eval.frontier.loops import loops, repeated_share
+from eval.frontier.report import write_frontier
 from eval.frontier.rules import Walk
-from eval.frontier.runs import Run, complete_prompts, keep_settings, read_runs
+from eval.frontier.runs import Run, complete_prompts, read_runs
 from eval.frontier.windows import windows
 
 PROMPTS = 12
@@ -73,7 +77,7 @@ def test_a_point_says_what_was_gained_and_what_it_cost() -> None:
 
 
 def test_at_equal_regret_a_rule_that_pays_less_gains_more() -> None:
-    """Interpolated between its settings; beyond the last of them nothing is said."""
+    """Read between its settings; outside of them nothing is said."""
     prompts, arms = known_prompts(), known_arms()
     rows = {(r.cost, r.measure, r.against): r for r in at_equal_cost(arms, resample(prompts, arms))}
     first, second = (rows["regret", "gain", f"paper-{knob}"] for knob in (1, 2))
@@ -83,6 +87,14 @@ def test_at_equal_regret_a_rule_that_pays_less_gains_more() -> None:
     assert ratio(first) == pytest.approx((0.5 + 0.5 * 2 / 3) / 0.5)
     assert second.ratio is None
     assert ratio(rows["exceptions", "same_blocks", "paper-1"]) == pytest.approx(1.0)
+
+
+def test_a_curve_is_read_where_it_has_settings_on_both_sides() -> None:
+    """A power of the cost is read exactly; a chord would be a fifth too low at 0.04."""
+    cost = np.array([[0.01], [0.16]])
+    got = [_read(cost, cost**0.5, np.array([at]))[0] for at in (0.0025, 0.01, 0.04, 0.16, 0.17)]
+    assert got == pytest.approx([np.nan, 0.1, 0.2, 0.4, np.nan], nan_ok=True)
+    assert np.isnan(_read(cost[:1], cost[:1], np.array([0.01]))[0])
 
 
 def ratio(row: AtEqualCost) -> float:
@@ -142,7 +154,8 @@ def test_a_report_is_written_from_what_is_complete(tmp_path: Path) -> None:
                 run = replace(run, replay=replay)
             lines.append(json.dumps(asdict(run)))
     (tmp_path / "runs.jsonl").write_text("\n".join(lines)[:-20])
-    keep_settings(tmp_path, {"target": "t", "drafter": "d", "draft_tokens": 5, "max_tokens": 96})
+    settings = {"target": "t", "drafter": "d", "draft_tokens": 5, "max_tokens": 96}
+    (tmp_path / "settings.json").write_text(json.dumps(settings))
     from eval.frontier.__main__ import app
 
     result = CliRunner().invoke(app, ["report", str(tmp_path)])
@@ -156,12 +169,48 @@ def test_a_report_is_written_from_what_is_complete(tmp_path: Path) -> None:
     assert len(complete_prompts(read_runs(tmp_path / "runs.jsonl"), [STRICT])) == 5
 
 
+def test_the_control_alone_is_enough_to_compare_rules_on_its_blocks(tmp_path: Path) -> None:
+    """No arm of its own trajectory: the replayed rules are all there is."""
+    pytest.importorskip("matplotlib")
+    replay = {again.name: [10.0, 10.0 + i, 10.0, 1.0 + i, 0.1 * i] for i, again in enumerate(REPLAYED)}
+    runs = [replace(answer(n, STRICT, 10, 1, 0.0, 0), replay=replay) for n in range(4)]
+    (tmp_path / "runs.jsonl").write_text("".join(json.dumps(asdict(run)) + "\n" for run in runs))
+    settings = {"target": "t", "drafter": None, "method": "ngram", "draft_tokens": 5, "max_tokens": 96}
+    (tmp_path / "settings.json").write_text(json.dumps(settings))
+    write_frontier(tmp_path)
+    summary = json.loads((tmp_path / "summary.json").read_text())
+    assert summary["points"]["all"] == []
+    assert {row["measure"] for row in summary["at_equal_cost"]["all"]} == {"replayed"}
+    assert (tmp_path / "overview.png").stat().st_size > 10_000
+
+
+def test_ngrams_need_no_folder_and_the_others_do() -> None:
+    """Either way round it is said before an engine starts."""
+    from eval.frontier.__main__ import _measure
+
+    settings = Settings(Path("t"), None, "ngram", 5, 96, False, 1.0, 8)
+    assert settings.speculation()["prompt_lookup_max"] == 4
+    assert "model" not in settings.speculation()
+    assert settings.described()["drafter"] is None
+    assert replace(settings, method="eagle3", drafter=Path("a/head")).described()["drafter"] == "head"
+    for wrong in (replace(settings, method="eagle3"), replace(settings, drafter=Path("head"))):
+        with pytest.raises(BadParameter, match="--drafter FOLDER"):
+            _measure(wrong, FRONTIER, "*", [], Path("nowhere"))
+
+
 def test_a_folder_keeps_to_its_settings(tmp_path: Path) -> None:
-    """Runs of two lengths in one table would be nonsense."""
-    keep_settings(tmp_path, {"max_tokens": 96})
-    keep_settings(tmp_path, {"max_tokens": 96})
-    with pytest.raises(ValueError, match="begun with max_tokens=96, not 128: take another --output"):
-        keep_settings(tmp_path, {"max_tokens": 128})
+    """Runs of two lengths in one table would be nonsense; the batch decides nothing."""
+    from eval.frontier.__main__ import _measure
+    from eval.frontier.engine import Settings
+
+    def measure(max_tokens: int, batch: int) -> None:
+        settings = Settings(Path("a/t"), Path("a/d"), "eagle3", 5, max_tokens, False, 1.0, batch)
+        _measure(settings, FRONTIER, "*", [], tmp_path)
+
+    measure(96, 32)
+    measure(96, 16)
+    with pytest.raises(BadParameter, match="was begun with max_tokens=96, not 128: give the same"):
+        measure(128, 32)
 
 
 def test_arms_have_names_of_their_own_and_can_be_picked() -> None:

@@ -11,7 +11,6 @@ import pytest
 pytest.importorskip("openai")
 
 from eval.answers import Answer, Prompt, read_answers
-from eval.provenance import without_folders
 from eval.server.served import NotServed, Served, inspect_server, require_detailed
 
 ASD = {
@@ -118,9 +117,3 @@ def test_a_prompt_is_known_by_its_text_alone() -> None:
         == Prompt("b", "2", " Why?\n").digest
         != Prompt("a", "1", "How?").digest
     )
-
-
-def test_commands_are_kept_without_this_machines_folders() -> None:
-    given = ["--data", "gsm8k=/home/me/data/gsm8k/audit.jsonl", "--url", "http://localhost:8000", "--k", "5"]
-    kept = ["--data", "gsm8k=gsm8k/audit.jsonl", "--url", "http://localhost:8000", "--k", "5"]
-    assert without_folders(given) == kept

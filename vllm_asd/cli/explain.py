@@ -11,6 +11,7 @@ from typing import Annotated, Any
 import typer
 from rich.console import Console
 
+from eval.json_object import LIMITS_EXAMPLE, NotAnObject, read_object
 from vllm_asd.telemetry import transcript_html, transcript_terminal
 from vllm_asd.telemetry.transcript import TranscriptError, read_transcript
 
@@ -55,9 +56,10 @@ def main(
                 raise TranscriptError("--xargs is for asking a server: drop it, or the saved response")
             answer = _load(response)
         else:
-            answer = _ask(url, model, prompt, max_tokens, chat, _read_xargs(xargs))
+            given = {} if xargs is None else read_object("--xargs", xargs, LIMITS_EXAMPLE)
+            answer = _ask(url, model, prompt, max_tokens, chat, given)
         transcript = read_transcript(answer)
-    except (TranscriptError, OSError, json.JSONDecodeError) as error:
+    except (TranscriptError, NotAnObject, OSError, json.JSONDecodeError) as error:
         typer.echo(f"vllm-asd explain: {_reason(error)}", err=True)
         raise typer.Exit(1) from None
     if save is not None:
@@ -71,20 +73,6 @@ def main(
 def _load(path: Path) -> dict[str, Any]:
     loaded: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
     return loaded
-
-
-def _read_xargs(text: str | None) -> dict[str, Any]:
-    if text is None:
-        return {}
-    try:
-        xargs = json.loads(text)
-    except json.JSONDecodeError:
-        xargs = None
-    if not isinstance(xargs, dict):
-        raise TranscriptError(
-            f"--xargs={text} is not a JSON object: write for example '{{\"asd_budget\": 2}}'"
-        )
-    return xargs
 
 
 def _ask(
