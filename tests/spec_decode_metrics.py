@@ -37,7 +37,8 @@ def exposition(
     if asd is not None:
         collectors = Collectors(registry)
         collectors.enable("m", 0)
-        zeros = dict.fromkeys(("exceptions", "regret", "reused_tokens", "exhausted_requests"), 0)
+        names = ("exceptions", "regret", "reused_tokens", "exhausted_requests", "guarded_requests")
+        zeros = dict.fromkeys(names, 0)
         counts = {**zeros, **asd, "blocks": {"end": blocks} if blocks else {}, "request_regret": []}
         collectors.observe(counts, "m", 0)
     return generate_latest(registry).decode()

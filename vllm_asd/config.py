@@ -7,19 +7,29 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError, model_validator
 
 METHOD = "asd"
 KEY_PREFIX = "asd_"
 
 Pricing = Literal["remaining", "realized"]
-Scope = Literal["all", "reasoning"]
+Scope = Literal["all", "reasoning", "phases"]
 Protect = Literal["stop", "none"]
 Mode = Literal["enforce", "shadow"]
 Sampling = Literal["off", "gumbel"]
+Guard = Literal["off", "on"]
+
+# Scope "phases": the key that holds in the answer, and its counterpart, which then holds in the reasoning.
+ANSWER_KEYS = {
+    f"asd_answer_{limit}": f"{KEY_PREFIX}{limit}" for limit in ("budget", "gate", "block_cap", "refill")
+}
 
 # Where the values of a key are words: each from the laxest to the strictest.
-_LAXEST_FIRST = {"asd_mode": ("enforce", "shadow"), "asd_sampling": ("gumbel", "off")}
+_LAXEST_FIRST = {
+    "asd_mode": ("enforce", "shadow"),
+    "asd_sampling": ("gumbel", "off"),
+    "asd_guard": ("off", "on"),
+}
 
 
 class AsdConfigError(ValueError):
@@ -36,6 +46,8 @@ class RequestLimits:
         block_cap: Exceptions allowed in one verification block.
         refill: Budget that each emitted token gives back, up to ``budget``.
         shadow: Decide and count, but emit what strict verification emits.
+        answer: Limits of its own outside the model's reasoning (scope "phases"); None: the same everywhere.
+        guard: Turn strict for good once the answer loops or exceptions cluster.
     """
 
     budget: float
@@ -43,11 +55,14 @@ class RequestLimits:
     block_cap: int
     refill: float = 0.0
     shadow: bool = False
+    answer: RequestLimits | None = None
+    guard: bool = False
 
     @property
     def is_strict(self) -> bool:
-        """Whether no exception can ever be approved under these limits."""
-        return self.budget <= 0 or self.gate <= 0 or self.block_cap <= 0
+        """Whether no exception can ever be approved under these limits, in any phase."""
+        strict = self.budget <= 0 or self.gate <= 0 or self.block_cap <= 0
+        return strict and (self.answer is None or self.answer.is_strict)
 
 
 def _number(value: object) -> object:
@@ -77,10 +92,35 @@ class AsdConfig(BaseModel):
     asd_block_cap: Count = Field(default=2, description="exceptions per block, 0 = strict")
     asd_pricing: Pricing = Field(default="remaining", description="what q is")
     asd_refill: Nats = Field(default=0.0, description="budget given back per emitted token")
-    asd_scope: Scope = Field(default="all", description="where exceptions are allowed")
+    asd_scope: Scope = Field(default="all", description="where exceptions are allowed, from which pool")
     asd_protect: Protect = Field(default="stop", description="tokens never relaxed to nor away from")
     asd_mode: Mode = Field(default="enforce", description="shadow: decide and count, emit strict")
     asd_sampling: Sampling = Field(default="off", description="gumbel: relax sampled requests too")
+    asd_guard: Guard = Field(default="off", description="on: strict once the answer loops")
+    asd_answer_budget: Nats | None = Field(default=None, description="the answer's budget, scope phases")
+    asd_answer_gate: Nats | None = Field(default=None, description="the answer's gate, scope phases")
+    asd_answer_block_cap: Count | None = Field(default=None, description="the answer's cap, scope phases")
+    asd_answer_refill: Nats | None = Field(default=None, description="the answer's refill, scope phases")
+
+    @model_validator(mode="before")
+    @classmethod
+    def _complete_answer(cls, keys: dict[str, Any]) -> dict[str, Any]:
+        """Give an answer key that was left out its counterpart's value, in scope "phases"."""
+        if keys.get("asd_scope") != "phases":
+            return keys
+        defaults = {key: cls.model_fields[key].default for key in ANSWER_KEYS.values()}
+        answer = {key: keys.get(own, defaults[own]) for key, own in ANSWER_KEYS.items()}
+        return answer | {key: value for key, value in keys.items() if value is not None or key not in answer}
+
+    @model_validator(mode="after")
+    def _refuse_answer_without_phases(self) -> AsdConfig:
+        given = [key for key in ANSWER_KEYS if getattr(self, key) is not None]
+        if given and self.asd_scope != "phases":
+            raise ValueError(
+                f'{given[0]} needs "asd_scope": "phases", and here it is "{self.asd_scope}": '
+                f"set that, or drop {given[0]}"
+            )
+        return self
 
     @classmethod
     def from_keys(cls, keys: Mapping[str, Any]) -> AsdConfig:
@@ -97,9 +137,29 @@ class AsdConfig(BaseModel):
     @property
     def limits(self) -> RequestLimits:
         """The limits of a request that asks for nothing."""
+        shadow = self.asd_mode == "shadow"
+        answer = None
+        if self.asd_scope == "phases":
+            budget, gate, block_cap, refill = (getattr(self, key) for key in ANSWER_KEYS)
+            answer = RequestLimits(budget, gate, block_cap, refill, shadow)
+        guard = self.asd_guard == "on"
         return RequestLimits(
-            self.asd_budget, self.asd_gate, self.asd_block_cap, self.asd_refill, self.asd_mode == "shadow"
+            self.asd_budget, self.asd_gate, self.asd_block_cap, self.asd_refill, shadow, answer, guard
         )
+
+    @property
+    def largest_gate(self) -> float:
+        """No request's gate is above it, in any phase."""
+        return max(self.asd_gate, self.asd_answer_gate or 0.0)
+
+    @property
+    def largest_block_cap(self) -> int:
+        """No request's cap is above it, in any phase."""
+        return max(self.asd_block_cap, self.asd_answer_block_cap or 0)
+
+    def in_force(self) -> dict[str, Any]:
+        """The keys and their values, without those that mean nothing in this scope."""
+        return self.model_dump(exclude_none=True)
 
     def limits_for(self, extra_args: Mapping[str, Any] | None) -> RequestLimits:
         """Resolve a request's ``vllm_xargs``: :meth:`settings_for`, the limits alone."""
@@ -112,7 +172,9 @@ class AsdConfig(BaseModel):
             extra_args: ``SamplingParams.extra_args``; keys without the prefix ``asd_`` are somebody else's.
 
         Returns:
-            The server's settings with the request's wishes in their place.
+            The server's settings with the request's wishes in their place. In scope "phases" a wish for the
+            reasoning tightens the answer as well, unless the request sends the answer's own key: a budget of
+            0 is strict everywhere.
 
         Raises:
             AsdConfigError: Unknown ``asd_`` key, bad value, or laxer than the server allows; one line.
@@ -131,10 +193,20 @@ class AsdConfig(BaseModel):
             raise AsdConfigError(_explain(RequestKeys, error)) from None
         for key in sorted(asked.model_fields_set):
             self._refuse_laxer(key, getattr(asked, key))
-        return self.model_copy(update=asked.model_dump(exclude_unset=True))
+        update = asked.model_dump(exclude_unset=True)
+        if self.asd_scope == "phases":
+            for key, own in ANSWER_KEYS.items():
+                if own in update:
+                    update.setdefault(key, min(getattr(self, key), update[own]))
+        return self.model_copy(update=update)
 
     def _refuse_laxer(self, key: str, asked: Any) -> None:
         allowed = getattr(self, key)
+        if key in ANSWER_KEYS and self.asd_scope != "phases":
+            raise AsdConfigError(
+                f'{key} needs a server with "asd_scope": "phases", and this one\'s is "{self.asd_scope}": '
+                f"leave {key} out"
+            )
         if words := _LAXEST_FIRST.get(key):
             if words.index(asked) < words.index(allowed):
                 raise AsdConfigError(
@@ -158,17 +230,27 @@ class RequestKeys(BaseModel):
     asd_refill: Nats = 0.0
     asd_mode: Mode = "enforce"
     asd_sampling: Sampling = "gumbel"
+    asd_guard: Guard = "off"
+    asd_answer_budget: Nats = 0.0
+    asd_answer_gate: Nats = 0.0
+    asd_answer_block_cap: Count = 0
+    asd_answer_refill: Nats = 0.0
 
 
 def most_permissive(configs: Sequence[AsdConfig]) -> AsdConfig:
-    """Combine the laxest of each key that a request may send; the others are the first's."""
-    laxest = {
-        key: min((getattr(config, key) for config in configs), key=_LAXEST_FIRST[key].index)
-        if key in _LAXEST_FIRST
-        else max(getattr(config, key) for config in configs)
-        for key in RequestKeys.model_fields
-    }
-    return configs[0].model_copy(update=laxest)
+    """Combine the laxest of each key that a request may send; the others are the first's.
+
+    The first is one with scope "phases", if there is any: it alone takes the answer's keys.
+    """
+    phased = [config for config in configs if config.asd_scope == "phases"]
+    laxest: dict[str, Any] = {}
+    for key in RequestKeys.model_fields:
+        values = [getattr(config, key) for config in (phased if key in ANSWER_KEYS else configs)]
+        if words := _LAXEST_FIRST.get(key):
+            laxest[key] = min(values, key=words.index)
+        else:
+            laxest[key] = max(values, default=None)
+    return (phased or configs)[0].model_copy(update=laxest)
 
 
 def split_speculative_config(raw: Mapping[str, Any]) -> tuple[dict[str, Any], AsdConfig | None]:
@@ -207,13 +289,15 @@ def _unknown_request_key(key: str) -> str:
 def _explain(model: type[BaseModel], error: ValidationError) -> str:
     """Turn pydantic's first finding into one line that names the key and what is allowed."""
     first = error.errors()[0]
-    key = str(first["loc"][0]) if first["loc"] else KEY_PREFIX
+    if not first["loc"]:
+        return str(first["ctx"]["error"])
+    key = str(first["loc"][0])
     if first["type"] == "extra_forbidden":
         return f"{key} is not an ASD key; known keys: {', '.join(model.model_fields)}"
     wrong = f"{key}={_short(first['input'])}"
     if first["type"] == "literal_error":
         return f"{wrong} is not allowed: send {first['ctx']['expected']}"
-    allowed = "an integer from 0 to 128" if key == "asd_block_cap" else "a finite number >= 0"
+    allowed = "an integer from 0 to 128" if key.endswith("block_cap") else "a finite number >= 0"
     return f"{wrong} is not allowed: {key} must be {allowed}"
 
 

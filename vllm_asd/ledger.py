@@ -4,7 +4,7 @@ The ledger belongs to the request id, not to a place in the batch, so preemption
 it.
 """
 
-from collections.abc import Sequence
+from collections.abc import Hashable, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -58,11 +58,11 @@ class RegretLedger(SlotTable):
         """Allocate an empty ledger; the arguments are :class:`SlotTable`'s."""
         super().__init__(capacity, _NUM_COLUMNS, device, pin_memory)
 
-    def admit(self, request_id: str, limits: RequestLimits) -> None:
+    def admit(self, request_id: Hashable, limits: RequestLimits) -> None:
         """Open an entry with the full budget; an id that has one keeps it (a preempted request resumes)."""
         self.open(request_id, (limits.budget, 0.0, *_limit_columns(limits)))
 
-    def amend(self, request_id: str, limits: RequestLimits) -> None:
+    def amend(self, request_id: Hashable, limits: RequestLimits) -> None:
         """Give a request under way new limits; what it has spent stays spent.
 
         A streaming session's later chunk may bring other limits than its first. Nothing waits for the device.
@@ -113,7 +113,7 @@ class RegretLedger(SlotTable):
         """
         return charge_accounts(self._state, slots, charged, emitted_tokens)
 
-    def spent(self, request_id: str) -> float:
+    def spent(self, request_id: Hashable) -> float:
         """Read what a request has spent, in nats. Waits for the device: for reports and tests.
 
         Raises:
@@ -122,7 +122,7 @@ class RegretLedger(SlotTable):
         self._flush()
         return _entry(self._state[self._slot_by_id[request_id]].tolist()).spent
 
-    def snapshot(self) -> dict[str, LedgerEntry]:
+    def snapshot(self) -> dict[Hashable, LedgerEntry]:
         """Read all entries by request id. Waits for the device: for reports and tests."""
         self._flush()
         rows = self._state.tolist()

@@ -60,6 +60,20 @@ def in_reasoning(draft_ids: Tensor, thinking: Tensor, markers: ThinkMarkers) -> 
     return before & (draft_ids != markers.start) & (draft_ids != markers.end)
 
 
+def before_marker(draft_ids: Tensor, markers: ThinkMarkers) -> Tensor:
+    """Mark the draft positions that lie in the phase in which the block begins, wherever that is.
+
+    Args:
+        draft_ids: [R, K] int, padded with -1.
+        markers: The two ids.
+
+    Returns:
+        [R, K] bool, False at the block's first marker and behind it.
+    """
+    is_marker = (draft_ids == markers.start) | (draft_ids == markers.end)
+    return is_marker.cumsum(1) == 0
+
+
 class PhaseTable(SlotTable):
     """Whether each request is inside its reasoning."""
 
@@ -75,7 +89,14 @@ class PhaseTable(SlotTable):
         """[R] bool for slots [R]."""
         return self._state[slots, 0] != 0
 
-    def follow(self, slots: Tensor, emitted_ids: Tensor, markers: ThinkMarkers) -> None:
-        """Move the phases of slots [R] through the tokens [R, W] that a step emitted (-1 = none)."""
-        after = thinking_after(emitted_ids, self.thinking(slots), markers)[:, -1]
+    def follow(self, slots: Tensor, emitted_ids: Tensor, markers: ThinkMarkers, thinking: Tensor) -> None:
+        """Move the phases of slots [R] through the tokens [R, W] that a step emitted (-1 = none).
+
+        Args:
+            slots: From :meth:`slots`.
+            emitted_ids: In order.
+            markers: The two ids.
+            thinking: [R] bool, the phases before them, from :meth:`thinking`.
+        """
+        after = thinking_after(emitted_ids, thinking, markers)[:, -1]
         self._state[slots, 0] = torch.where(slots > 0, after, False).to(torch.float64)

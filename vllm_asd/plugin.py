@@ -22,8 +22,9 @@ def register() -> None:
     The front end is where the arguments are parsed. An engine core or worker process has loaded vLLM's worker
     module by the time it calls this, so the check costs no import that vLLM would not make.
     """
-    from vllm_asd.upstream import engine_args
+    from vllm_asd.upstream import engine_args, start_up
 
+    start_up.keep_silent()
     engine_args.install(on_requested)
     if "vllm.v1.worker.worker_base" in sys.modules:
         _install_engine_side()
@@ -36,7 +37,15 @@ def on_requested(vllm_config: Any, config: AsdConfig) -> None:
         AsdConfigError: The installed vLLM or another setting does not go with ASD.
         PatchError: A hook's target is not what was expected.
     """
-    from vllm_asd.upstream import compatibility, early_report, requests, responses, stat_logger, wire
+    from vllm_asd.upstream import (
+        compatibility,
+        early_report,
+        requests,
+        responses,
+        start_up,
+        stat_logger,
+        wire,
+    )
 
     compatibility.refuse_unsupported_version()
     compatibility.refuse_combinations(vllm_config)
@@ -45,9 +54,10 @@ def on_requested(vllm_config: Any, config: AsdConfig) -> None:
     stat_logger.install()
     early_report.install()
     responses.install()
+    start_up.speak()
     # The engine may run in this very process (VLLM_ENABLE_V1_MULTIPROCESSING=0).
     _install_engine_side()
-    logger.info("ASD on: %s", " ".join(f"{key}={value}" for key, value in config.model_dump().items()))
+    logger.info("ASD on: %s", " ".join(f"{key}={value}" for key, value in config.in_force().items()))
 
 
 def _install_engine_side() -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Hashable, Iterable, Sequence
 
 import numpy as np
 import torch
@@ -10,7 +10,7 @@ from torch import Tensor
 
 
 class SlotTable:
-    """Rows of float64 by request id. A row stays where it is while its request lives.
+    """Rows of float64 by request id, or by whatever names a part of a request. A row stays where it is.
 
     Slot 0 belongs to no request: it is what unknown ids and dummy rows get, it is all zeros, and nothing is
     ever written to it. Slots are good until the next :meth:`release`; after that they may belong to another
@@ -39,7 +39,7 @@ class SlotTable:
             raise ValueError(f"capacity must be at least 1, got {capacity}")
         self._pin_memory = pin_memory
         self._state = torch.zeros(capacity + 1, num_columns, dtype=torch.float64, device=device)
-        self._slot_by_id: dict[str, int] = {}
+        self._slot_by_id: dict[Hashable, int] = {}
         self._free = list(range(capacity, 0, -1))
         self._pending: dict[int, tuple[float, ...]] = {}
 
@@ -56,7 +56,7 @@ class SlotTable:
         """Tell whether a request has a row."""
         return request_id in self._slot_by_id
 
-    def open(self, request_id: str, row: tuple[float, ...]) -> None:
+    def open(self, request_id: Hashable, row: tuple[float, ...]) -> None:
         """Give a request its row; an id that has one keeps it (a preempted request resumes)."""
         if request_id in self._slot_by_id:
             return
@@ -66,7 +66,7 @@ class SlotTable:
         self._slot_by_id[request_id] = slot
         self._pending[slot] = row
 
-    def release(self, request_ids: Iterable[str]) -> None:
+    def release(self, request_ids: Iterable[Hashable]) -> None:
         """Take rows back; unknown ids are ignored. The same id opened later starts afresh."""
         for request_id in request_ids:
             slot = self._slot_by_id.pop(request_id, None)
@@ -74,7 +74,7 @@ class SlotTable:
                 self._pending[slot] = (0.0,) * self._state.shape[1]
                 self._free.append(slot)
 
-    def slots(self, request_ids: Sequence[str]) -> Tensor:
+    def slots(self, request_ids: Sequence[Hashable]) -> Tensor:
         """Look up the slots of a batch and write what was opened and released since the last call.
 
         Args:

@@ -3,98 +3,41 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field
 from typing import NamedTuple
 
 import numpy as np
 import torch
 from torch import Tensor
 
+from vllm_asd.accounts import Accounts
+from vllm_asd.batch import Batch, CoupledRows, Step, padded_ids
 from vllm_asd.config import AsdConfig, RequestLimits
-from vllm_asd.kernels import DraftBlocks, Outcome, RowLimits, pad_rows, verify_drafts, warm_up
-from vllm_asd.ledger import RegretLedger
-from vllm_asd.phase import PhaseTable, ThinkMarkers, in_reasoning, starts_thinking
+from vllm_asd.guard import GuardedRows, GuardTable
+from vllm_asd.kernels import DraftBlocks, Outcome, RowLimits, verify_drafts, warm_up
+from vllm_asd.phase import ThinkMarkers
 from vllm_asd.telemetry.exception_detail import exception_detail
 from vllm_asd.telemetry.step_report import StepReport
 
 _NO_IDS = np.zeros(0, dtype=np.int64)
 
 
-class CoupledRows(NamedTuple):
-    """Which of a step's R rows are sampled requests that ASD verifies against a sample.
+class _Request(NamedTuple):
+    """What the host knows of a request that has an entry.
 
     Attributes:
-        flags: [R], on the host.
-        mask: [R] bool, on the device.
+        limits: In force now.
+        sampled: Whether its temperature is above 0.
+        protected_ids: [S] int64.
     """
 
-    flags: list[bool]
-    mask: Tensor
-
-
-class _Batch(NamedTuple):
-    """What R rows keep from step to step, until the batch changes or a request comes or goes.
-
-    Attributes:
-        request_ids: In batch order.
-        known: The same, None for those that have no entry.
-        slots: [R] int64, in the ledger.
-        phase_slots: [R] int64, or None when phases are not followed.
-        gate: [R] float64.
-        block_cap: [R] int32.
-        shadow: [R] bool.
-        protected_ids: [R, S] int64, padded with -1.
-        coupled: None when no row is.
-    """
-
-    request_ids: list[str]
-    known: list[str | None]
-    slots: Tensor
-    phase_slots: Tensor | None
-    gate: Tensor
-    block_cap: Tensor
-    shadow: Tensor
-    protected_ids: Tensor
-    coupled: CoupledRows | None
-
-    def rows(self, first: int, number: int) -> _Batch:
-        """Some consecutive rows.
-
-        Raises:
-            RuntimeError: The batch does not have them.
-        """
-        if first == 0 and number == len(self.known):
-            return self
-        if first + number > len(self.known):
-            raise RuntimeError(f"drafts for {number} rows from row {first} of a step of {len(self.known)}")
-        chunk = slice(first, first + number)
-        return _Batch(
-            request_ids=self.request_ids[chunk],
-            known=self.known[chunk],
-            slots=self.slots[chunk],
-            phase_slots=None if self.phase_slots is None else self.phase_slots[chunk],
-            gate=self.gate[chunk],
-            block_cap=self.block_cap[chunk],
-            shadow=self.shadow[chunk],
-            protected_ids=self.protected_ids[chunk],
-            coupled=self.coupled and CoupledRows(self.coupled.flags[chunk], self.coupled.mask[chunk]),
-        )
-
-
-@dataclass
-class _Step:
-    """The rows of the step under way, and the decisions so far: one outcome per chunk of rows, in order."""
-
-    batch: _Batch
-    chunks: list[Outcome] = field(default_factory=list)
-    details: list[Tensor] = field(default_factory=list)
+    limits: RequestLimits
+    sampled: bool
+    protected_ids: np.ndarray
 
     @property
-    def outcome(self) -> Outcome | None:
-        """The decisions for all rows; None when the step verifies no drafts."""
-        if len(self.chunks) < 2:
-            return self.chunks[0] if self.chunks else None
-        return Outcome(*(torch.cat(columns) for columns in zip(*self.chunks, strict=True)))
+    def is_coupled(self) -> bool:
+        """Whether it is verified against a sample. A session's chunk may be sampled and strict: vLLM's."""
+        return self.sampled and not self.limits.is_strict
 
 
 class Verifier:
@@ -119,24 +62,21 @@ class Verifier:
             config: The server's settings.
             device: Where the logits live.
             capacity: Requests to make room for at first.
-            markers: The model's think tokens; needed when ``asd_scope`` is "reasoning".
+            markers: The model's think tokens; needed unless ``asd_scope`` is "all".
             detailed: Report each exception's token and log-probability too, which reads its logits again.
 
         Raises:
-            ValueError: ``asd_scope`` is "reasoning" and there are no markers.
+            ValueError: ``asd_scope`` is not "all" and there are no markers.
         """
-        if config.asd_scope == "reasoning" and markers is None:
-            raise ValueError("asd_scope='reasoning' needs the model's think tokens")
         self.config = config
         self._detailed = detailed
-        self.ledger = RegretLedger(capacity, device, pin_memory=device.type == "cuda")
-        self._markers = markers if config.asd_scope == "reasoning" else None
-        self._phases = PhaseTable(capacity, device, pin_memory=device.type == "cuda")
-        self._protected: dict[str, np.ndarray] = {}
-        self._limits: dict[str, RequestLimits] = {}
-        self._sampled: set[str] = set()
-        self._batch: _Batch | None = None
-        self._step: _Step | None = None
+        self._accounts = Accounts(config, device, capacity, markers)
+        self.ledger = self._accounts.ledger
+        guarded = capacity if config.asd_guard == "on" else 1
+        self._guards = GuardTable(guarded, device, pin_memory=device.type == "cuda")
+        self._requests: dict[str, _Request] = {}
+        self._batch: Batch | None = None
+        self._step: Step | None = None
         warm_up(device)
 
     def admit(
@@ -152,39 +92,29 @@ class Verifier:
         A strict request gets none: unknown ids are strict. The caller passes a sampled request (temperature
         above 0) that stays vLLM's as strict.
         """
-        if request_id in self.ledger:
-            if limits != self._limits[request_id] or sampled != (request_id in self._sampled):
+        known = self._requests.get(request_id)
+        if known is not None:
+            if (limits, sampled) != (known.limits, known.sampled):
                 # A later chunk of a streaming session. Its limits hold from here on, its account goes on.
                 self._batch = None
-                self._limits[request_id] = limits
-                self._note_sampling(request_id, sampled)
-                self.ledger.amend(request_id, limits)
+                self._requests[request_id] = known._replace(limits=limits, sampled=sampled)
+                self._accounts.amend(request_id, limits)
+                self._guard(request_id, limits)
             return
         if limits.is_strict:
             return
         self._batch = None
-        self._limits[request_id] = limits
-        self._note_sampling(request_id, sampled)
-        self.ledger.admit(request_id, limits)
-        protected = set(stop_ids) if self.config.asd_protect == "stop" else set()
-        if self._markers is not None:
-            protected.update(self._markers)
-            self._phases.admit(request_id, starts_thinking(prompt_ids, self._markers))
-        self._protected[request_id] = np.array(
-            sorted(token for token in protected if token >= 0), dtype=np.int64
-        )
+        self._accounts.admit(request_id, limits, prompt_ids)
+        self._guard(request_id, limits)
+        self._requests[request_id] = _Request(limits, sampled, self._protected(stop_ids))
 
     def release(self, request_ids: Iterable[str]) -> None:
         """Close the entries of finished and aborted requests; unknown ids are ignored."""
-        gone = [request_id for request_id in request_ids if request_id in self.ledger]
-        if not gone:
-            return
-        self.ledger.release(gone)
-        self._phases.release(gone)
-        self._batch = None
-        for request_id in gone:
-            del self._protected[request_id], self._limits[request_id]
-            self._sampled.discard(request_id)
+        gone = [request_id for request_id in request_ids if self._requests.pop(request_id, None) is not None]
+        if gone:
+            self._batch = None
+            self._accounts.release(gone)
+            self._guards.release(gone)
 
     def begin(self, request_ids: Sequence[str]) -> bool:
         """Start a step.
@@ -198,10 +128,10 @@ class Verifier:
         self._step = None
         ids = list(request_ids)
         if self._batch is None or self._batch.request_ids != ids:
-            if not any(request_id in self.ledger for request_id in ids):
+            if not any(request_id in self._requests for request_id in ids):
                 return False
             self._batch = self._gather(ids)
-        self._step = _Step(self._batch)
+        self._step = self._start(self._batch)
         return True
 
     def coupled_rows(self, first_row: int = 0, number: int | None = None) -> CoupledRows | None:
@@ -214,16 +144,16 @@ class Verifier:
         Returns:
             None when there are none.
         """
-        if self._step is None or self._step.batch.coupled is None:
+        if self._step is None or self._step.rows.coupled is None:
             return None
-        batch = self._step.batch
-        coupled = batch.rows(first_row, len(batch.known) - first_row if number is None else number).coupled
+        rows = self._step.rows
+        coupled = rows.rows(first_row, len(rows.known) - first_row if number is None else number).coupled
         return coupled if coupled is not None and any(coupled.flags) else None
 
     def rehearse(self, num_rows: int) -> None:
         """Start a step of rows that belong to no request: it runs what a step runs and touches no entry."""
         self._batch = None
-        self._step = _Step(self._gather([""] * num_rows))
+        self._step = self._start(self._gather([""] * num_rows))
 
     def relax(self, blocks: DraftBlocks, first_row: int = 0, acceptable: Tensor | None = None) -> None:
         """Decide rows of the step under way and rewrite ``blocks.argmax`` at the approved positions.
@@ -237,23 +167,24 @@ class Verifier:
         step = self._step
         if step is None:
             return
-        batch = step.batch.rows(first_row, blocks.cu_num_draft.shape[0])
-        in_scope = self._in_scope(blocks, batch.phase_slots)
+        rows = step.rows.rows(first_row, blocks.cu_num_draft.shape[0])
+        in_scope = self._accounts.in_scope(blocks, rows.accounts)
         if acceptable is not None:
             in_scope = acceptable if in_scope is None else in_scope & acceptable
-        rows = RowLimits(
-            remaining=self.ledger.remaining(batch.slots),
-            gate=batch.gate,
-            block_cap=batch.block_cap,
-            shadow=batch.shadow,
-            protected_ids=batch.protected_ids,
+        account = rows.accounts.account
+        limits = RowLimits(
+            remaining=self.ledger.remaining(account.slots),
+            gate=account.gate,
+            block_cap=account.block_cap,
+            shadow=account.shadow,
+            protected_ids=rows.protected_ids,
             in_scope=in_scope,
             pricing=self.config.asd_pricing,
         )
-        outcome = verify_drafts(blocks, rows)
+        outcome = verify_drafts(blocks, limits)
         step.chunks.append(outcome)
         if self._detailed:
-            step.details.append(exception_detail(blocks, outcome, self.config.asd_block_cap))
+            step.details.append(exception_detail(blocks, outcome, self.config.largest_block_cap))
 
     def finish(self, emitted_ids: Tensor, discarded: Tensor | None = None) -> StepReport | None:
         """Charge the step and start its report on the way to the host.
@@ -268,59 +199,65 @@ class Verifier:
         step, self._step = self._step, None
         if step is None:
             return None
-        outcome, batch = step.outcome, step.batch
-        refills = self.config.asd_refill > 0
-        if outcome is None and not refills and self._markers is None:
+        outcome, rows = step.outcome, step.rows
+        guard = self._follow_guarded(step, outcome, emitted_ids, discarded)
+        charged = None if outcome is None else outcome.charged
+        spent = self._accounts.settle(rows.accounts, charged, emitted_ids, discarded)
+        if outcome is None or spent is None:
             return None
-        if discarded is not None and (refills or self._markers is not None):
-            emitted_ids = emitted_ids.masked_fill(discarded.unsqueeze(1), -1)
-        if self._markers is not None and batch.phase_slots is not None:
-            self._phases.follow(batch.phase_slots, emitted_ids, self._markers)
-        emitted = (emitted_ids >= 0).sum(1) if refills else None
-        if outcome is None:
-            self.ledger.charge(batch.slots, torch.zeros_like(batch.gate), emitted)
-            return None
-        spent = self.ledger.charge(batch.slots, outcome.charged, emitted)
-        detail = torch.cat(step.details) if step.details else None
-        return StepReport.start(batch.known, outcome, spent, batch.shadow, detail)
+        thinking = rows.accounts.thinking if self._accounts.per_phase else None
+        shadow = rows.accounts.account.shadow
+        return StepReport.start(rows.known, outcome, spent, shadow, step.detail, thinking, guard)
 
-    def _note_sampling(self, request_id: str, sampled: bool) -> None:
-        if sampled:
-            self._sampled.add(request_id)
+    def _guard(self, request_id: str, limits: RequestLimits) -> None:
+        """Watch a request's output from now on, or no longer."""
+        if limits.guard:
+            self._guards.admit(request_id)
         else:
-            self._sampled.discard(request_id)
+            self._guards.release([request_id])
 
-    def _coupled(self, request_ids: list[str]) -> CoupledRows | None:
-        if not self._sampled:
+    def _follow_guarded(
+        self, step: Step, outcome: Outcome | None, emitted_ids: Tensor, discarded: Tensor | None
+    ) -> Tensor | None:
+        """Show the guards what a step emitted.
+
+        Returns:
+            [R] int8, :attr:`BlockReport.guard` of each row; None when none is guarded.
+        """
+        if step.guarded is None:
             return None
-        # A session's chunk may be both sampled and strict: it is vLLM's.
-        flags = [i in self._sampled and not self._limits[i].is_strict for i in request_ids]
-        return CoupledRows(flags, self.ledger.upload(flags, torch.bool)) if any(flags) else None
+        if discarded is not None:
+            emitted_ids = emitted_ids.masked_fill(discarded.unsqueeze(1), -1)
+        exceptions = shadow_tokens = None
+        if outcome is not None:
+            exceptions = outcome.exception_regret >= 0
+            shadow_tokens = torch.where(step.rows.accounts.account.shadow, outcome.accepted + 1, -1)
+        tripped = self._guards.follow(step.guarded.slots, emitted_ids, exceptions, shadow_tokens)
+        return step.guarded.tripped.to(torch.int8) + tripped
 
-    def _gather(self, request_ids: list[str]) -> _Batch:
-        slots = self.ledger.slots(request_ids)
-        limits = self.ledger.view(slots)
-        sets = [self._protected.get(request_id, _NO_IDS) for request_id in request_ids]
-        # In numpy: a client may send its whole vocabulary as stop tokens, and every row is padded to that.
-        padded = np.full((len(sets), max(map(len, sets))), -1, dtype=np.int64)
-        for row, ids in zip(padded, sets, strict=True):
-            row[: len(ids)] = ids
-        return _Batch(
+    def _protected(self, stop_ids: Iterable[int]) -> np.ndarray:
+        """The ids that a request's exceptions leave alone, in order."""
+        protected = set(stop_ids) if self.config.asd_protect == "stop" else set()
+        protected.update(self._accounts.markers or ())
+        return np.array(sorted(token for token in protected if token >= 0), dtype=np.int64)
+
+    def _start(self, batch: Batch) -> Step:
+        accounts = self._accounts.at_step(batch.accounts)
+        if batch.guard_slots is None:
+            return Step.of(batch, accounts, None)
+        tripped = self._guards.tripped(batch.guard_slots)
+        return Step.of(batch, accounts.closed(tripped), GuardedRows(batch.guard_slots, tripped))
+
+    def _gather(self, request_ids: list[str]) -> Batch:
+        found = [self._requests.get(request_id) for request_id in request_ids]
+        flags = [request is not None and request.is_coupled for request in found]
+        guarded = any(request_id in self._guards for request_id in request_ids)
+        protected = padded_ids([_NO_IDS if request is None else request.protected_ids for request in found])
+        return Batch(
             request_ids=request_ids,
-            known=[request_id if request_id in self.ledger else None for request_id in request_ids],
-            slots=slots,
-            phase_slots=None if self._markers is None else self._phases.slots(request_ids),
-            # A column of the ledger's rows; the kernels want it dense.
-            gate=limits.gate.contiguous(),
-            block_cap=limits.block_cap,
-            shadow=limits.shadow,
-            protected_ids=self.ledger.upload(padded, torch.int64),
-            coupled=self._coupled(request_ids),
+            known=[i if request is not None else None for i, request in zip(request_ids, found, strict=True)],
+            accounts=self._accounts.gather(request_ids),
+            protected_ids=self.ledger.upload(protected, torch.int64),
+            coupled=CoupledRows(flags, self.ledger.upload(flags, torch.bool)) if any(flags) else None,
+            guard_slots=self._guards.slots(request_ids) if guarded else None,
         )
-
-    def _in_scope(self, blocks: DraftBlocks, phase_slots: Tensor | None) -> Tensor | None:
-        if self._markers is None or phase_slots is None:
-            return None
-        thinking = self._phases.thinking(phase_slots)
-        draft_ids = pad_rows(blocks.draft_ids, blocks.cu_num_draft, blocks.width, -1)
-        return in_reasoning(draft_ids, thinking, self._markers)

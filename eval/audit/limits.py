@@ -13,9 +13,16 @@ import yaml
 from eval.calibrate.freeze import SPECULATION, evidence_path
 from eval.json_object import LIMITS_EXAMPLE, SPECULATION_EXAMPLE, read_object
 from eval.server.served import Served
-from vllm_asd.config import AsdConfig, RequestKeys, split_speculative_config
+from vllm_asd.config import (
+    ANSWER_KEYS,
+    AsdConfig,
+    RequestKeys,
+    RequestLimits,
+    split_speculative_config,
+)
 
 _TIMEOUT_S = 10.0
+_LIMITS = tuple(ANSWER_KEYS.values())
 # What a request can't send: the server must run it as it was frozen.
 _SERVER_ONLY = ("asd_pricing", "asd_scope", "asd_protect")
 
@@ -72,6 +79,8 @@ def _of_config(served: Served, path: Path) -> Audited:
     _, asd = split_speculative_config(speculation) if isinstance(speculation, Mapping) else ({}, None)
     if asd is None or not isinstance(speculation, Mapping):
         raise ValueError(f'{path} has no {SPECULATION} with "rejection_sample_method": "asd"')
+    if served.limits.guard and asd.asd_guard == "off":
+        raise ValueError(f"the server runs asd_guard='on' and {path.name} has 'off': start it with that")
     calibrated, notes = _calibration(path)
     return Audited(
         xargs=_within(served, _as_keys(asd)),
@@ -82,22 +91,29 @@ def _of_config(served: Served, path: Path) -> Audited:
 
 
 def _as_keys(config: AsdConfig) -> dict[str, Any]:
-    keys = config.model_dump(include={"asd_budget", "asd_gate", "asd_block_cap", "asd_refill"})
-    return keys if config.asd_mode == "enforce" else {**keys, "asd_mode": config.asd_mode}
+    """What each request sends: all limits, and what differs from a server's defaults."""
+    per_phase = ANSWER_KEYS if config.asd_scope == "phases" else {}
+    keys = config.model_dump(include={"asd_budget", "asd_gate", "asd_block_cap", "asd_refill", *per_phase})
+    if config.asd_mode != "enforce":
+        keys["asd_mode"] = config.asd_mode
+    return {**keys, "asd_guard": "on"} if config.asd_guard == "on" else keys
 
 
 def _config_of(served: Served) -> AsdConfig:
+    """The server's own settings, as far as a request may send them."""
     limits = served.limits
-    return AsdConfig(
-        asd_budget=limits.budget,
-        asd_gate=limits.gate,
-        asd_block_cap=limits.block_cap,
-        asd_refill=limits.refill,
-    )
+    settings: dict[str, Any] = dict(zip(_LIMITS, _values(limits), strict=True))
+    if limits.answer is not None:
+        settings |= {"asd_scope": "phases", **dict(zip(ANSWER_KEYS, _values(limits.answer), strict=True))}
+    return AsdConfig(**settings, asd_guard="on" if limits.guard else "off")
+
+
+def _values(limits: RequestLimits) -> tuple[float, float, int, float]:
+    return limits.budget, limits.gate, limits.block_cap, limits.refill
 
 
 def _within(served: Served, keys: dict[str, Any]) -> dict[str, Any]:
-    """The keys, all four limits filled in; AsdConfigError, a ValueError, names one that is laxer."""
+    """The keys, every limit filled in; AsdConfigError, a ValueError, names one that is laxer."""
     unknown = [key for key in keys if key not in RequestKeys.model_fields]
     if unknown:
         raise ValueError(f"{unknown[0]} is no limit; --limits takes: {', '.join(RequestKeys.model_fields)}")

@@ -36,11 +36,25 @@ class Arm:
 
 
 def _ours(
-    family: str, rule: Rule, gate: float, budget: float = _UNLIMITED, refill: float = 0.0, cap: int = 2
+    family: str,
+    rule: Rule,
+    gate: float,
+    budget: float = _UNLIMITED,
+    refill: float = 0.0,
+    cap: int = 2,
+    guard: bool = False,
 ) -> Arm:
     suffix = "" if budget == _UNLIMITED else f"-b{budget:g}"
     suffix += f"-r{refill:g}" if refill else ""
-    limits = {"asd_budget": budget, "asd_gate": gate, "asd_block_cap": cap, "asd_refill": refill}
+    limits: dict[str, Any] = {
+        "asd_budget": budget,
+        "asd_gate": gate,
+        "asd_block_cap": cap,
+        "asd_refill": refill,
+    }
+    if guard:
+        suffix += "-guard"
+        limits["asd_guard"] = "on"
     return Arm(family + suffix, gate, f"{family}{suffix}-g{gate:g}", rule, limits)
 
 
@@ -105,6 +119,9 @@ FRONTIER: tuple[Arm, ...] = (
     *map(_ratio, (0.45, 0.25)),
     *map(_typical, (1.4, 0.7)),
 )
+
+# Where loops have the time to form: a lax setting with and without the guard.
+GUARD: tuple[Arm, ...] = (_CONTROL, _paper(0.5), _ours(PAPER, Walk("remaining"), 0.5, guard=True))
 
 # What the control's blocks are decided again under, which costs next to nothing.
 REPLAYED: tuple[Arm, ...] = (

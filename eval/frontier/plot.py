@@ -16,7 +16,10 @@ from matplotlib.figure import Figure
 _STYLES: dict[str, tuple[str, str, str]] = {
     "paper": ("#222222", "o", "paper's rule"),
     "paper-b8": ("#222222", "*", "paper's rule, budget 8"),
+    "paper-b8-r0.03": ("#666666", "*", "paper's rule, budget 8, refill"),
+    "paper-guard": ("#666666", "o", "paper's rule, guarded"),
     "realized": ("#0b6e99", "s", "realized pricing"),
+    "realized-b8-r0.03": ("#5aa9c9", "s", "realized, budget 8, refill"),
     "lookahead": ("#c0392b", "D", "look-ahead"),
     "fly": ("#8e6c8a", "^", "FLy (vLLM 0.33)"),
     "relaxed": ("#5b8c5a", "v", "relaxed top-N, delta (TensorRT-LLM)"),

@@ -9,7 +9,7 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
-from eval.frontier import arms as all_arms
+from eval.frontier.arms import REPLAYED, STRICT, Arm
 from eval.frontier.curves import (
     AtEqualCost,
     Point,
@@ -21,6 +21,7 @@ from eval.frontier.curves import (
     replayed_points,
     resample,
 )
+from eval.frontier.experiments import KNOWN_ARMS
 from eval.frontier.plot import draw_frontier, draw_overview
 from eval.frontier.plot_windows import draw_windows
 from eval.frontier.runs import complete_prompts, read_runs
@@ -33,17 +34,21 @@ WINDOWS_SCHEMA = "vllm-asd/windows/1"
 POOLED = "all"
 
 
-def write_frontier(folder: Path, known: Sequence[all_arms.Arm] = all_arms.FRONTIER) -> None:
+def write_report(folder: Path) -> None:
     """Write `summary.json`, `frontier.png` and `overview.png`, and print the tables.
 
-    Args:
-        folder: Of the runs.
-        known: The arms to look for in them.
+    Where all answers have one length, `windows.json` and `windows.png` as well.
 
     Raises:
         SystemExit: No prompt has all arms.
     """
-    settings, arms, prompts = _read(folder, known)
+    settings, arms, prompts = _read(folder)
+    _write_frontier(folder, settings, arms, prompts)
+    if settings.get("ignore_eos"):
+        _write_windows(folder, settings, arms, prompts)
+
+
+def _write_frontier(folder: Path, settings: dict[str, Any], arms: list[Arm], prompts: Prompts) -> None:
     by_task = {
         task: {k: v for k, v in prompts.items() if k[0] == task} for task in sorted({t for t, _ in prompts})
     }
@@ -54,9 +59,9 @@ def write_frontier(folder: Path, known: Sequence[all_arms.Arm] = all_arms.FRONTI
     equal: dict[str, list[AtEqualCost]] = {}
     for task, some in by_task.items():
         sums = resample(some, arms)
-        points[task] = [point(arm, some, sums) for arm in arms if arm.name != all_arms.STRICT]
-        replayed[task] = replayed_points(all_arms.REPLAYED, sums)
-        equal[task] = at_equal_cost(arms, sums) + replayed_at_equal_cost(all_arms.REPLAYED, sums)
+        points[task] = [point(arm, some, sums) for arm in arms if arm.name != STRICT]
+        replayed[task] = replayed_points(REPLAYED, sums)
+        equal[task] = at_equal_cost(arms, sums) + replayed_at_equal_cost(REPLAYED, sums)
     summary = {
         "schema": FRONTIER_SCHEMA,
         **provenance(("python", "-m", "eval.frontier")),
@@ -76,14 +81,7 @@ def write_frontier(folder: Path, known: Sequence[all_arms.Arm] = all_arms.FRONTI
         _show_equal(task, equal[task])
 
 
-def write_windows(folder: Path) -> None:
-    """Write `windows.json` and `windows.png` and print the table, after :func:`write_frontier`'s.
-
-    Raises:
-        SystemExit: No prompt has all arms.
-    """
-    write_frontier(folder, all_arms.LONG)
-    settings, arms, prompts = _read(folder, all_arms.LONG)
+def _write_windows(folder: Path, settings: dict[str, Any], arms: list[Arm], prompts: Prompts) -> None:
     rows = windows(prompts, [arm.name for arm in arms])
     summary = {
         "schema": WINDOWS_SCHEMA,
@@ -97,10 +95,10 @@ def write_windows(folder: Path) -> None:
     _show_windows(rows)
 
 
-def _read(folder: Path, known: Sequence[all_arms.Arm]) -> tuple[dict[str, Any], list[all_arms.Arm], Prompts]:
+def _read(folder: Path) -> tuple[dict[str, Any], list[Arm], Prompts]:
     runs = read_runs(folder / "runs.jsonl")
     present = {run.arm for run in runs}
-    arms = [arm for arm in known if arm.name in present]
+    arms = [arm for arm in KNOWN_ARMS if arm.name in present]
     prompts = complete_prompts(runs, [arm.name for arm in arms])
     if not prompts:
         raise SystemExit(f"{folder}: no prompt has been answered under all arms yet")

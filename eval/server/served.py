@@ -3,7 +3,7 @@
 import json
 import urllib.error
 import urllib.request
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from vllm_asd.config import RequestLimits
@@ -75,12 +75,20 @@ def inspect_server(url: str, model: str | None = None) -> Served:
         root=str(found.get("root") or found["id"]),
         max_model_len=int(found.get("max_model_len") or 0),
         vllm_version=version,
-        limits=RequestLimits(
-            asd["budget"], asd["gate"], asd["block_cap"], asd["refill"], asd["mode"] == "shadow"
-        ),
+        limits=_limits(asd),
         detailed="exception_trace" in asd,
         num_draft_tokens=round(drafted / rounds) if rounds else None,
     )
+
+
+def _limits(asd: dict[str, Any]) -> RequestLimits:
+    shadow = asd["mode"] == "shadow"
+
+    def of(row: dict[str, Any]) -> RequestLimits:
+        return RequestLimits(row["budget"], row["gate"], row["block_cap"], row["refill"], shadow)
+
+    answer = asd["phases"]["answer"] if "phases" in asd else None
+    return replace(of(asd), answer=answer and of(answer), guard=asd.get("guard") == "on")
 
 
 def require_detailed(served: Served) -> None:

@@ -54,9 +54,16 @@ WRONG: list[tuple[dict[str, Any], str]] = [
     ({"asd_mode": "off"}, "'enforce' or 'shadow'"),
     ({"asd_mode": 1}, "'enforce' or 'shadow'"),
     ({"asd_mode": "ENFORCE"}, "'enforce' or 'shadow'"),
+    ({"asd_guard": "off"}, "leave asd_guard out or send 'on'"),
+    ({"asd_guard": "maybe"}, "'off' or 'on'"),
+    ({"asd_guard": True}, "asd_guard"),
+    ({"asd_guard": ["on"]}, "'off' or 'on'"),
     ({"asd_pricing": "realized"}, "can only be set by the server"),
     ({"asd_scope": "all"}, "can only be set by the server"),
     ({"asd_protect": "none"}, "can only be set by the server"),
+    ({"asd_answer_budget": 1}, "needs a server with"),
+    ({"asd_answer_block_cap": 0}, "needs a server with"),
+    ({"asd_answer_gate": "x"}, "a finite number >= 0"),
     ({"asd_bugdet": 1}, "not an ASD key"),
     ({"asd_": 1}, "not an ASD key"),
     ({"asd_budget": 1, "asd_gaet": 0.1}, "not an ASD key"),
@@ -65,8 +72,9 @@ WRONG: list[tuple[dict[str, Any], str]] = [
 
 @pytest.fixture(scope="module")
 def server(tiny_llama_dir: Path, tiny_llama_drafter_dir: Path) -> Iterator[VllmServer]:
-    """An ASD server on the tiny Llama, gate 0.5."""
-    config = speculation("draft_model", 3, tiny_llama_drafter_dir, budget=8.0, gate=0.5, block_cap=2)
+    """An ASD server on the tiny Llama, gate 0.5, with a guard."""
+    limits = {"budget": 8.0, "gate": 0.5, "block_cap": 2, "guard": "on"}
+    config = speculation("draft_model", 3, tiny_llama_drafter_dir, **limits)
     args = ["--served-model-name", MODEL, "--enforce-eager", "--max-model-len", "256", "--max-num-seqs", "8"]
     args += ["--speculative-config", json.dumps(config), "--per-request-spec-decode-metrics", "detailed"]
     with VllmServer(tiny_llama_dir, args, omp_threads=1) as running:

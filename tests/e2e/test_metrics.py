@@ -127,9 +127,12 @@ def mixed_request(client: Client, index: int) -> dict[str, Any]:
         {"asd_budget": 0},
         {"asd_mode": "shadow"},
         {"asd_budget": 0.5},
-        {"asd_gate": 0.05, "asd_block_cap": 1},
+        {"asd_gate": 0.05, "asd_block_cap": 1, "asd_guard": "on"},
     ]
     body: dict[str, Any] = {"max_tokens": 20 + index % 90, "vllm_xargs": wishes[index % 5]}
+    if index % 5 == 4:
+        # With so few words it loops.
+        body["allowed_token_ids"] = list(range(20, 24))
     if index % 11 == 0:
         body["temperature"] = 0.8
     if index % 2:
@@ -182,6 +185,8 @@ class TestCounters:
             assert grown("vllm_asd:blocks_total", stop=stop) == blocks, stop
         exhausted = sum(report.get("exhausted_at_token") is not None for report in reports)
         assert grown("vllm_asd:exhausted_requests_total") == exhausted > 0
+        guarded = sum(report["guarded_at_token"] is not None for report in reports)
+        assert grown("vllm_asd:guarded_requests_total") == guarded > 0
         lossy = [report for report in reports if report["mode"] != "strict"]
         assert grown("vllm_asd:request_regret_count") == len(lossy)
         assert math.isclose(

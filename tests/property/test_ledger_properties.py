@@ -154,7 +154,8 @@ def test_the_budget_holds_over_thousands_of_blocks(refill: float) -> None:
         ):
             charged_to[request_id] += charged
             emitted_by[request_id] += accepted + 1
-    for request_id, entry in ledger.snapshot().items():
+    for key, entry in ledger.snapshot().items():
+        request_id = str(key)
         assert entry.spent <= budgets[request_id] + entry.granted
         assert entry.granted <= refill * emitted_by[request_id] * (1 + 1e-12)
         assert entry.spent == pytest.approx(charged_to[request_id], abs=1e-9)

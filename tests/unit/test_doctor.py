@@ -217,8 +217,8 @@ class TestCommand:
     @pytest.mark.parametrize(
         ("config", "message"),
         [
-            ("{", "no JSON"),
-            ("[]", "must be a JSON object"),
+            ("{", "--speculative-config is not a JSON object but {"),
+            ("[]", "--speculative-config is not a JSON object but []"),
             ('{"rejection_sample_method": "asd", "asd_gate": -1}', "asd_gate=-1 is not allowed"),
         ],
     )

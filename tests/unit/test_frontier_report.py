@@ -9,12 +9,12 @@ import pytest
 from typer import BadParameter
 from typer.testing import CliRunner
 
-from eval.frontier import arms as all_arms
-from eval.frontier.arms import FRONTIER, LONG, REPLAYED, STRICT, Arm
+from eval.frontier.arms import FRONTIER, GUARD, LONG, REPLAYED, STRICT, Arm, select
 from eval.frontier.curves import AtEqualCost, Prompts, _read, at_equal_cost, point, resample
 from eval.frontier.engine import Settings
+from eval.frontier.experiments import KNOWN_ARMS
 from eval.frontier.loops import loops, repeated_share
-from eval.frontier.report import write_frontier
+from eval.frontier.report import write_report
 from eval.frontier.rules import Walk
 from eval.frontier.runs import Run, complete_prompts, read_runs
 from eval.frontier.windows import windows
@@ -177,7 +177,7 @@ def test_the_control_alone_is_enough_to_compare_rules_on_its_blocks(tmp_path: Pa
     (tmp_path / "runs.jsonl").write_text("".join(json.dumps(asdict(run)) + "\n" for run in runs))
     settings = {"target": "t", "drafter": None, "method": "ngram", "draft_tokens": 5, "max_tokens": 96}
     (tmp_path / "settings.json").write_text(json.dumps(settings))
-    write_frontier(tmp_path)
+    write_report(tmp_path)
     summary = json.loads((tmp_path / "summary.json").read_text())
     assert summary["points"]["all"] == []
     assert {row["measure"] for row in summary["at_equal_cost"]["all"]} == {"replayed"}
@@ -215,11 +215,11 @@ def test_a_folder_keeps_to_its_settings(tmp_path: Path) -> None:
 
 def test_arms_have_names_of_their_own_and_can_be_picked() -> None:
     """A blank would end the name where the seam reads it; the control always runs."""
-    for arms in (FRONTIER, LONG):
+    for arms in (FRONTIER, LONG, GUARD, KNOWN_ARMS):
         names = [arm.name for arm in arms]
         assert len(set(names)) == len(names)
         assert not any(" " in name for name in names)
-    picked = all_arms.select(FRONTIER, "fly-*, paper-g0.1")
+    picked = select(FRONTIER, "fly-*, paper-g0.1")
     assert [arm.name for arm in picked] == ["strict", "paper-g0.1", "fly-w2", "fly-w1"]
     with pytest.raises(ValueError, match="--arms flie: no such arm"):
-        all_arms.select(FRONTIER, "flie")
+        select(FRONTIER, "flie")

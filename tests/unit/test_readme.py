@@ -11,7 +11,7 @@ from prometheus_client import CollectorRegistry
 
 from vllm_asd import AsdConfig
 from vllm_asd.cli import app
-from vllm_asd.config import RequestKeys, split_speculative_config
+from vllm_asd.config import ANSWER_KEYS, RequestKeys, split_speculative_config
 from vllm_asd.telemetry import prometheus
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -72,12 +72,16 @@ def test_each_route_is_shown() -> None:
 def test_knobs_are_the_settings() -> None:
     rows = {key: (default, per_request) for key, default, _, per_request in table("key")}
     assert rows.pop("rejection_sample_method") == ("-", "")
-    fields = AsdConfig.model_fields
+    # One row stands for the four keys of the answer, whose default is another key's value.
+    assert rows.pop("asd_answer_...") == ("as above", "stricter")
+    fields = {key: field for key, field in AsdConfig.model_fields.items() if key not in ANSWER_KEYS}
     assert rows.keys() == fields.keys()
     assert {key: json.loads(default) for key, (default, _) in rows.items()} == {
         key: field.default for key, field in fields.items()
     }
-    assert {key for key, (_, per_request) in rows.items() if per_request} == RequestKeys.model_fields.keys()
+    assert {key for key, (_, per_request) in rows.items() if per_request} == (
+        RequestKeys.model_fields.keys() - ANSWER_KEYS.keys()
+    )
 
 
 def test_make_targets_exist() -> None:

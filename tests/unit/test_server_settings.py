@@ -29,8 +29,19 @@ WRONG: list[tuple[dict[str, Any], str]] = [
     ({"asd_block_cap": -1}, "asd_block_cap must be an integer from 0 to 128"),
     ({"asd_block_cap": False}, "asd_block_cap must be an integer from 0 to 128"),
     ({"asd_pricing": "realised"}, "send 'remaining' or 'realized'"),
-    ({"asd_scope": "answer"}, "send 'all' or 'reasoning'"),
+    ({"asd_scope": "answer"}, "send 'all', 'reasoning' or 'phases'"),
+    ({"asd_answer_budget": 8}, 'asd_answer_budget needs "asd_scope": "phases", and here it is "all"'),
+    ({"asd_answer_gate": 0, "asd_scope": "reasoning"}, 'and here it is "reasoning": set that, or drop'),
+    ({"asd_answer_budget": -1, "asd_scope": "phases"}, "asd_answer_budget must be a finite number >= 0"),
+    ({"asd_answer_gate": "x", "asd_scope": "phases"}, "asd_answer_gate must be a finite number >= 0"),
+    ({"asd_answer_refill": True, "asd_scope": "phases"}, "asd_answer_refill must be a finite number >= 0"),
+    ({"asd_answer_block_cap": 1.5, "asd_scope": "phases"}, "asd_answer_block_cap must be an integer from 0"),
+    ({"asd_answer_scope": "all", "asd_scope": "phases"}, "asd_answer_scope is not an ASD key"),
+    # The counterpart's mistake is named, not that of the key that was left out.
+    ({"asd_budget": -1, "asd_scope": "phases"}, "asd_budget=-1"),
     ({"asd_protect": "eos"}, "send 'stop' or 'none'"),
+    ({"asd_guard": True}, "send 'off' or 'on'"),
+    ({"asd_guard": "always"}, "send 'off' or 'on'"),
     ({"asd_mode": "on"}, "send 'enforce' or 'shadow'"),
     ({"asd_mode": None}, "send 'enforce' or 'shadow'"),
     ({"asd_sampling": True}, "send 'off' or 'gumbel'"),
@@ -117,7 +128,8 @@ def test_foreign_extra_args_are_left_alone(extra_args: Any) -> None:
 
 
 @pytest.mark.parametrize(
-    ("key", "laxer", "stricter"), [("asd_mode", "enforce", "shadow"), ("asd_sampling", "gumbel", "off")]
+    ("key", "laxer", "stricter"),
+    [("asd_mode", "enforce", "shadow"), ("asd_sampling", "gumbel", "off"), ("asd_guard", "off", "on")],
 )
 def test_words_have_an_order(key: str, laxer: str, stricter: str) -> None:
     """A request may ask for the stricter one, on any server; engines in one process admit the laxest."""
@@ -127,6 +139,83 @@ def test_words_have_an_order(key: str, laxer: str, stricter: str) -> None:
     with pytest.raises(AsdConfigError, match=f"leave {key} out or send '{stricter}'"):
         strict.settings_for({key: laxer})
     assert most_permissive([strict, lax]) == most_permissive([lax, strict]) == lax
+
+
+PHASES = AsdConfig(
+    asd_scope="phases", asd_budget=4.0, asd_gate=0.5, asd_answer_budget=2.0, asd_answer_block_cap=1
+)
+
+
+def test_an_answer_key_that_is_left_out_has_its_counterparts_value() -> None:
+    """So each phase has a pool of its own, of the same size."""
+    answer = PHASES.limits.answer
+    assert answer is not None
+    assert (answer.budget, answer.gate, answer.block_cap, answer.refill) == (2.0, 0.5, 1, 0.0)
+    assert AsdConfig.from_keys({"asd_scope": "phases", "asd_answer_gate": None}) == AsdConfig(
+        asd_scope="phases"
+    )
+    assert AsdConfig().limits.answer is None
+
+
+def test_settings_survive_the_way_to_other_processes() -> None:
+    """Keys that mean nothing in a scope are not shown, nor sent on."""
+    for config in (PHASES, AsdConfig(), AsdConfig(asd_scope="reasoning")):
+        assert AsdConfig.from_keys(config.in_force()) == config
+    assert not [key for key in AsdConfig().in_force() if "answer" in key]
+
+
+@pytest.mark.parametrize(
+    ("wish", "reasoning", "answer"),
+    [
+        ({}, 4.0, 2.0),
+        ({"asd_budget": 0}, 0.0, 0.0),
+        ({"asd_budget": 1.0}, 1.0, 1.0),
+        ({"asd_budget": 3.0}, 3.0, 2.0),
+        ({"asd_budget": 0, "asd_answer_budget": 1.5}, 0.0, 1.5),
+        ({"asd_answer_budget": 0}, 4.0, 0.0),
+    ],
+)
+def test_a_requests_budget_tightens_both_pools(wish: dict[str, Any], reasoning: float, answer: float) -> None:
+    """Unless it says what the answer may spend: a budget of 0 stays strict everywhere."""
+    limits = PHASES.limits_for(wish)
+    assert limits.answer is not None
+    assert (limits.budget, limits.answer.budget) == (reasoning, answer)
+    assert limits.is_strict is (reasoning == answer == 0)
+
+
+@pytest.mark.parametrize("key", ["gate", "block_cap", "refill"])
+def test_so_do_the_other_limits(key: str) -> None:
+    """Each with its own counterpart."""
+    server = AsdConfig(asd_scope="phases", asd_refill=1.0)
+    limits = server.limits_for({f"asd_{key}": 0})
+    assert limits.answer is not None
+    assert getattr(limits.answer, key) == getattr(limits, key) == 0
+    assert limits.is_strict is (key != "refill")
+    alone = server.limits_for({f"asd_answer_{key}": 0})
+    assert getattr(alone, key) > 0
+    assert not alone.is_strict
+
+
+@pytest.mark.parametrize("server", [AsdConfig(), AsdConfig(asd_scope="reasoning")])
+def test_answer_keys_need_a_server_with_phases(server: AsdConfig) -> None:
+    with pytest.raises(AsdConfigError, match='asd_answer_gate needs a server with "asd_scope": "phases"'):
+        server.limits_for({"asd_answer_gate": 0})
+    assert most_permissive([server, PHASES]).limits_for({"asd_answer_budget": 2.0}).answer is not None
+
+
+@pytest.mark.parametrize(
+    ("key", "laxer"), [("budget", 2.5), ("gate", 0.75), ("block_cap", 2), ("refill", 0.1)]
+)
+def test_the_answers_limits_are_the_servers_at_most(key: str, laxer: float) -> None:
+    with pytest.raises(AsdConfigError, match=f"asd_answer_{key}={laxer} is laxer than this server allows"):
+        PHASES.limits_for({f"asd_answer_{key}": laxer})
+
+
+def test_the_largest_limits_are_those_of_either_phase() -> None:
+    """What V2 and the exception trace size their look-ups by."""
+    lax = AsdConfig(asd_scope="phases", asd_answer_gate=3.0, asd_answer_block_cap=9)
+    assert (lax.largest_gate, lax.largest_block_cap) == (3.0, 9)
+    assert (AsdConfig().largest_gate, AsdConfig().largest_block_cap) == (0.25, 2)
 
 
 def test_not_asked_for(engine_args: Any, tiny_llama_dir: Path) -> None:

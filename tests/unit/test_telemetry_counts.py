@@ -115,17 +115,19 @@ class TestStepCounters:
         regrets: list[float] = []
         for step in range(200):
             report = generator.choice(reports)
-            before = report.is_exhausted
+            before, was_guarded = report.is_exhausted, report.is_guarded
             decided = block(
                 accepted=generator.randint(2, 7),
                 exceptions=((1, generator.random()),),
                 stop=generator.choice(list(StopReason)),
-            )
+            )._replace(guard=generator.choice([0] * 20 + [1, 2]))
             tally = report.observe(decided, step, [5] * generator.randint(0, decided.accepted + 1))
             if tally is not None:
                 counters.add(tally)
             if report.is_exhausted and not before:
                 counters.add_exhausted()
+            if report.is_guarded and not was_guarded:
+                counters.add_guarded()
             if step % 7 == 0 and (taken := counters.take()) is not None:
                 _add(totals, stops, regrets, taken)
         for report in reports:
@@ -136,6 +138,7 @@ class TestStepCounters:
         for name in ("exceptions", "reused_tokens", "accepted_tokens", "strict_accepted_tokens"):
             assert totals[name] == sum(report.payload[name] for report in reports)
         assert totals["exhausted_requests"] == sum(report.is_exhausted for report in reports)
+        assert totals["guarded_requests"] == sum(report.is_guarded for report in reports) > 0
         assert math.isclose(totals["regret"], sum(report.payload["regret"] for report in reports))
         assert regrets == [report.payload["regret"] for report in reports]
         for stop, count in stops.items():

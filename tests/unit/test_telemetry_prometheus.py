@@ -20,6 +20,7 @@ COUNTS = {
     "strict_accepted_tokens": 6,
     "blocks": {"gate": 2, "end": 1},
     "exhausted_requests": 1,
+    "guarded_requests": 2,
     "request_regret": [0.0, 1.25],
 }
 
@@ -44,6 +45,7 @@ def metrics() -> Metrics:
         ("accepted_tokens_total", 20),
         ("strict_accepted_tokens_total", 12),
         ("exhausted_requests_total", 2),
+        ("guarded_requests_total", 4),
         ("request_regret_count", 4),
         ("request_regret_sum", 2.5),
     ],

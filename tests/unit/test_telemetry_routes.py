@@ -31,6 +31,7 @@ COUNTS = {
     "strict_accepted_tokens": 5,
     "blocks": {"gate": 4, "end": 1},
     "exhausted_requests": 1,
+    "guarded_requests": 0,
     "request_regret": [0.0, 1.25],
 }
 

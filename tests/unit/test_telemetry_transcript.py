@@ -71,6 +71,23 @@ def chat_completion() -> dict[str, Any]:
     return response
 
 
+def test_shows_what_each_phase_may_spend() -> None:
+    """Scope "phases": both pools, on the terminal and on the page, and the chart up to their sum."""
+    response = completion()
+    limits = RequestLimits(2.0, 0.25, 2, answer=RequestLimits(1.0, 0.125, 1))
+    phases = RequestReport(limits, detailed=False).payload["phases"]
+    phases["reasoning"] |= {"exceptions": 2, "regret_spent": 1.75}
+    response["metrics"]["speculative_decoding"]["asd"]["phases"] = phases
+    transcript = read_transcript(response)
+    summary = dict(transcript.summary())
+    assert summary["regret"] == "1.75 of 3 nats"
+    assert summary["in the reasoning"] == "2 exceptions, 1.75 of 2 nats"
+    assert summary["in the answer"] == "0 exceptions, 0.00 of 1 nats"
+    page = transcript_html.render(transcript)
+    assert "reasoning 0.25, at most 2 per block; answer 0.125, at most 1 per block" in page
+    assert "the budget, 3 nats" in page
+
+
 @pytest.mark.parametrize("response", [completion(), chat_completion()], ids=["completion", "chat"])
 def test_reads_both_kinds_of_response(response: dict[str, Any]) -> None:
     transcript = read_transcript(response)
@@ -260,7 +277,7 @@ class TestCommand:
         command = ["--url", "localhost:9", "--prompt", "x", "--xargs", text]
         result = CliRunner().invoke(explain.app, command)
         assert result.exit_code == 1
-        assert result.output.startswith(f"vllm-asd explain: --xargs={text} is not a JSON object")
+        assert result.output.startswith(f"vllm-asd explain: --xargs is not a JSON object but {text}")
 
     def test_takes_no_xargs_for_a_response_that_is_there(self, tmp_path: Path) -> None:
         (tmp_path / "r.json").write_text(json.dumps(completion()))

@@ -11,6 +11,7 @@ from torch import Tensor
 from vllm_asd.config import AsdConfig, AsdConfigError
 from vllm_asd.kernels import BlockMaxima
 from vllm_asd.kernels.blocks import scan_blocks
+from vllm_asd.phase import ThinkMarkers
 from vllm_asd.telemetry.step_report import StepReport
 from vllm_asd.upstream import v2_kernels
 from vllm_asd.upstream.compatibility import refuse_combinations
@@ -121,7 +122,8 @@ def second_best_step(num_requests: int, num_drafts: int = 4) -> Step:
 
 def seam_for(*request_ids: str, config: AsdConfig = LAX) -> V2Seam:
     """A seam whose ledger knows some requests."""
-    verifier = Verifier(config, torch.device("cpu"), 8)
+    # Think tokens that no step here holds: in scope "phases" all is answer.
+    verifier = Verifier(config, torch.device("cpu"), 8, ThinkMarkers(VOCAB, VOCAB + 1))
     for request_id in request_ids:
         verifier.admit(request_id, config.limits)
     return V2Seam(verifier)
@@ -188,12 +190,15 @@ def test_an_invalid_draft_ends_the_proposal() -> None:
     assert emitted == [[*step.drafts[0][:2], int(step.logits[2].argmax())]]
 
 
-def test_a_row_with_nan_grants_no_exception() -> None:
-    """Wherever in the row; what vLLM would emit is emitted."""
+@pytest.mark.parametrize(
+    "config", [LAX, AsdConfig(asd_scope="phases", asd_budget=1e6, asd_answer_gate=50.0, asd_block_cap=8)]
+)
+def test_a_row_with_nan_grants_no_exception(config: AsdConfig) -> None:
+    """Wherever in the row, in whichever phase; what vLLM would emit is emitted."""
     step = second_best_step(1)
     third = step.logits[2].topk(3).indices[2]
     step.logits[2, third] = torch.nan
-    seam = seam_for("r0")
+    seam = seam_for("r0", config=config)
     maxima_without_nan = scan_blocks(step.logits.nan_to_num(nan=-torch.inf), BLOCK)
 
     def scan(logits: Tensor, block: int) -> BlockMaxima:

@@ -23,7 +23,7 @@ WISHES: tuple[dict[str, Any], ...] = (
     {"asd_budget": 0},
     {"asd_mode": "shadow"},
     {"asd_budget": 0.5},
-    {"asd_gate": 0.05, "asd_block_cap": 1},
+    {"asd_gate": 0.05, "asd_block_cap": 1, "asd_guard": "on"},
 )
 
 
@@ -70,6 +70,8 @@ def _params(index: int, chance: random.Random) -> SamplingParams:
         # Ends at a word that begins with it: one in fifty does.
         stop=["t33"] if index % 4 == 0 else None,
         extra_args=WISHES[index % 5],
+        # With so few words the guarded ones loop.
+        allowed_token_ids=list(range(20, 24)) if index % 5 == 4 else None,
         output_kind=RequestOutputKind.DELTA if index % 3 == 0 else RequestOutputKind.CUMULATIVE,
     )
 
@@ -141,6 +143,7 @@ def _recount(reports: list[dict[str, Any]]) -> dict[str, float]:
         "exceptions": len(traces),
         "regret": sum(entry["regret"] for entry in traces),
         "exhausted_requests": sum(report["exhausted_at_token"] is not None for report in reports),
+        "guarded_requests": sum(report["guarded_at_token"] is not None for report in reports),
         "request_regret_count": len(charged),
         "request_regret_sum": sum(report["regret"] for report in charged),
     }

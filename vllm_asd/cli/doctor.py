@@ -15,6 +15,7 @@ from pydantic import ValidationError
 from rich.console import Console
 from rich.markup import escape
 
+from eval.json_object import SPECULATION_EXAMPLE, NotAnObject, read_object
 from vllm_asd.config import METHOD, AsdConfigError, split_speculative_config
 from vllm_asd.diagnosis import Finding, check_environment
 
@@ -76,7 +77,7 @@ def examine(model: str | None, speculative_config: str | None) -> list[Finding]:
         return [*findings, Finding("runner", "skipped", skipped), Finding("seams", "skipped", skipped)]
     try:
         given = _parse(speculative_config)
-    except AsdConfigError as error:
+    except (NotAnObject, AsdConfigError) as error:
         return [*findings, Finding("settings", "problem", str(error), "correct --speculative-config")]
     if given is not None:
         findings.append(_check_requested(given))
@@ -84,15 +85,10 @@ def examine(model: str | None, speculative_config: str | None) -> list[Finding]:
 
 
 def _parse(text: str | None) -> dict[str, Any] | None:
-    """Read the option; raises AsdConfigError when it is no JSON object or holds wrong keys of ours."""
+    """Read the option; raises NotAnObject, or AsdConfigError when it holds wrong keys of ours."""
     if text is None:
         return None
-    try:
-        given = json.loads(text)
-    except json.JSONDecodeError as error:
-        raise AsdConfigError(f"--speculative-config is no JSON: {error}") from None
-    if not isinstance(given, dict):
-        raise AsdConfigError("--speculative-config must be a JSON object")
+    given = read_object("--speculative-config", text, SPECULATION_EXAMPLE)
     split_speculative_config(given)
     return given
 
@@ -106,7 +102,7 @@ def _check_requested(given: dict[str, Any]) -> Finding:
             "--speculative-config does not ask for ASD",
             f'add "rejection_sample_method": "{METHOD}"',
         )
-    return Finding("settings", "ok", " ".join(f"{key}={value}" for key, value in config.model_dump().items()))
+    return Finding("settings", "ok", " ".join(f"{key}={value}" for key, value in config.in_force().items()))
 
 
 def _ask_vllm(model: str | None, given: dict[str, Any] | None) -> list[Finding]:

@@ -49,7 +49,7 @@ async def status(request: Request) -> dict[str, Any]:
 async def limits(request: Request) -> dict[str, Any]:
     """The server's settings: what a request runs under that asks for nothing stricter."""
     config = _config(request)
-    return {} if config is None else config.model_dump()
+    return {} if config is None else config.in_force()
 
 
 @router.get("/counters")

@@ -26,6 +26,7 @@ _COUNTERS = {
     "accepted_tokens": "Draft tokens kept in the blocks that ASD decided.",
     "strict_accepted_tokens": "Draft tokens that strict verification keeps of those same blocks.",
     "exhausted_requests": "Requests in which the budget refused a token that gate and cap would have kept.",
+    "guarded_requests": "Requests that turned strict because their answer looped or exceptions clustered.",
 }
 _SHADOW_NOTE = " On a server in asd_mode 'shadow': what would have been kept."
 

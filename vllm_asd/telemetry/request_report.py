@@ -15,7 +15,8 @@ class RequestReport:
 
     Only what reached the response counts as relaxed; the ledger may have charged a little more (tokens behind
     a stop are cut off, and vLLM may discard a step), so ``regret_spent`` can exceed ``regret``. Under shadow
-    the figures are what would have been kept.
+    the figures are what would have been kept. A request with limits of its own for the answer has ``phases``
+    too; a block counts where it began.
 
     Attributes:
         payload: The ``asd`` object, plain JSON values, always up to date.
@@ -46,7 +47,13 @@ class RequestReport:
             "strict_blocks_estimate": 0.0,
             "blocks_by_stop": dict.fromkeys(STOP_LABELS, 0),
             "exhausted_at_token": None,
+            "guard": "on" if limits.guard else "off",
+            "guarded_at_token": None,
         }
+        if limits.answer is not None:
+            self.payload["phases"] = {"reasoning": _phase(limits), "answer": _phase(limits.answer)}
+        # By account: the block's phase, or None for the only one.
+        self._spent: dict[bool | None, float] = {}
         self._trace: list[dict[str, Any]] | None = None
         if detailed:
             self._trace = self.payload["exception_trace"] = []
@@ -66,6 +73,11 @@ class RequestReport:
         """Whether the budget has refused a draft token that gate and cap would have kept."""
         return self.payload["exhausted_at_token"] is not None
 
+    @property
+    def is_guarded(self) -> bool:
+        """Whether the request's guard has tripped: it is strict from there on."""
+        return self.payload["guarded_at_token"] is not None
+
     def observe(
         self, block: BlockReport, output_position: int, new_token_ids: Sequence[int]
     ) -> BlockTally | None:
@@ -80,7 +92,9 @@ class RequestReport:
             What was added; None when vLLM discarded the block.
         """
         total = self.payload
-        total["regret_spent"] = block.spent
+        phase = self._phase_of(block)
+        self._spent[block.thinking] = phase["regret_spent"] = block.spent
+        total["regret_spent"] = sum(self._spent.values())
         if not new_token_ids:
             return None
         tally = BlockTally.of(block, len(new_token_ids))
@@ -90,10 +104,16 @@ class RequestReport:
         total["strict_accepted_tokens"] += tally.strict_accepted
         total["reused_tokens"] += tally.reused
         total["exceptions"] += len(tally.exceptions)
+        phase["exceptions"] += len(tally.exceptions)
         total["regret"] += tally.regret
         total["strict_blocks_estimate"] = self._strict_blocks()
-        if tally.out_of_budget and not self.is_exhausted:
-            total["exhausted_at_token"] = output_position + tally.accepted
+        if tally.out_of_budget:
+            for account in (total, phase):
+                if account["exhausted_at_token"] is None:
+                    account["exhausted_at_token"] = output_position + tally.accepted
+        if block.guard and not self.is_guarded:
+            # Tripped before, by tokens without drafts or a block that vLLM discarded: this one is strict too.
+            total["guarded_at_token"] = output_position + (len(new_token_ids) if block.guard == 1 else 0)
         if self._trace is not None:
             for exception in tally.exceptions:
                 token_id = exception.token_id
@@ -104,6 +124,13 @@ class RequestReport:
                 )
         return tally
 
+    def _phase_of(self, block: BlockReport) -> dict[str, Any]:
+        """The phase's part of the report; one that nobody reads where there are no phases."""
+        phases: dict[str, dict[str, Any]] | None = self.payload.get("phases")
+        if phases is None or block.thinking is None:
+            return {"exceptions": 0, "exhausted_at_token": None}
+        return phases["reasoning" if block.thinking else "answer"]
+
     def _strict_blocks(self) -> float:
         """Blocks that strict verification would have needed for as many tokens, at its mean in these blocks.
 
@@ -112,6 +139,18 @@ class RequestReport:
         blocks = self.payload["verified_blocks"]
         emitted = self.payload["accepted_tokens"] + blocks
         return float(blocks * emitted / (self.payload["strict_accepted_tokens"] + blocks))
+
+
+def _phase(limits: RequestLimits) -> dict[str, Any]:
+    return {
+        "budget": limits.budget,
+        "gate": limits.gate,
+        "block_cap": limits.block_cap,
+        "refill": limits.refill,
+        "regret_spent": 0.0,
+        "exceptions": 0,
+        "exhausted_at_token": None,
+    }
 
 
 def _entry(

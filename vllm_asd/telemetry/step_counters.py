@@ -40,6 +40,10 @@ class StepCounters:
         """Count a request that ran out of budget."""
         self._counts["exhausted_requests"] += 1
 
+    def add_guarded(self) -> None:
+        """Count a request whose guard has tripped."""
+        self._counts["guarded_requests"] += 1
+
     def end(self, report: RequestReport) -> None:
         """Note that a request has ended; its regret is read at :meth:`take`, after its last block."""
         if not report.is_strict and self.counts(report):
@@ -64,5 +68,6 @@ def _empty() -> dict[str, Any]:
         "strict_accepted_tokens": 0,
         "blocks": {},
         "exhausted_requests": 0,
+        "guarded_requests": 0,
         "request_regret": [],
     }

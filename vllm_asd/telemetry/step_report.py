@@ -40,9 +40,13 @@ class BlockReport(NamedTuple):
         reused: Kept matches behind the first exception.
         stop: Value of :class:`vllm_asd.policy.StopReason`.
         charged: Nats charged for the block.
-        spent: Nats the request has spent so far, this block included.
+        spent: Nats spent so far, this block included, by the request or, where ``thinking`` is given, by its
+            account for that phase.
         shadow: Whether the exceptions were only counted, not emitted.
         exceptions: The kept exceptions, in order.
+        thinking: Whether the block began inside the reasoning; None where a request has one account.
+        guard: 1 when the request's guard tripped with this block, 2 when it had before, so that the block is
+            strict; else 0.
     """
 
     num_draft: int
@@ -54,6 +58,8 @@ class BlockReport(NamedTuple):
     spent: float
     shadow: bool
     exceptions: tuple[BlockException, ...]
+    thinking: bool | None = None
+    guard: int = 0
 
 
 @dataclass
@@ -62,13 +68,14 @@ class StepReport:
 
     Attributes:
         request_ids: R ids; None for rows that are not to be reported.
-        columns: The fields of BlockReport, [R] each, then the exceptions' regrets and the target's tokens,
-            [R, K] each, and at the level "detailed" :func:`exception_detail`; on the host.
+        columns: By name: fields of BlockReport, [R] each; the exceptions' ``regrets`` and the target's tokens
+            ``targets``, [R, K] each; at the level "detailed" the ``detail`` of :func:`exception_detail`; on
+            the host.
         ready: When the copy has ended; None on the CPU, where there is none.
     """
 
     request_ids: Sequence[str | None]
-    columns: tuple[Tensor, ...]
+    columns: dict[str, Tensor]
     ready: torch.Event | None
 
     @classmethod
@@ -79,33 +86,43 @@ class StepReport:
         spent: Tensor,
         shadow: Tensor,
         detail: Tensor | None = None,
+        thinking: Tensor | None = None,
+        guard: Tensor | None = None,
     ) -> StepReport:
         """Send the outcome off, in one copy.
 
         Args:
             request_ids: R ids; None for rows that are not to be reported.
             outcome: The step's decisions.
-            spent: [R] float64, nats that each request has spent, this step included.
+            spent: [R] float64, nats that each row's account has paid, this step included.
             shadow: [R] bool.
             detail: [R, 2 * E] float64 from :func:`exception_detail`, or None.
+            thinking: [R] bool, the phase each block began in, or None.
+            guard: [R] int, that of BlockReport, or None when no row is guarded.
         """
-        rows = [outcome.exception_regret, outcome.target_ids] + ([] if detail is None else [detail])
-        scalars = (
-            outcome.num_draft,
-            outcome.accepted,
-            outcome.strict_accepted,
-            outcome.reused,
-            outcome.stop,
-            outcome.charged,
-            spent,
-            shadow,
-        )
+        scalars = {
+            "num_draft": outcome.num_draft,
+            "accepted": outcome.accepted,
+            "strict_accepted": outcome.strict_accepted,
+            "reused": outcome.reused,
+            "stop": outcome.stop,
+            "charged": outcome.charged,
+            "spent": spent,
+            "shadow": shadow,
+        }
+        rows = {"regrets": outcome.exception_regret, "targets": outcome.target_ids}
+        if thinking is not None:
+            scalars["thinking"] = thinking
+        if guard is not None:
+            scalars["guard"] = guard
+        if detail is not None:
+            rows["detail"] = detail
         if spent.device.type == "cpu":
-            return cls(request_ids, (*scalars, *rows), None)
+            return cls(request_ids, scalars | rows, None)
         packed = torch.cat(
             (
-                torch.stack([scalar.to(torch.float64) for scalar in scalars], dim=1),
-                *(row.to(torch.float64) for row in rows),
+                torch.stack([scalar.to(torch.float64) for scalar in scalars.values()], dim=1),
+                *(row.to(torch.float64) for row in rows.values()),
             ),
             dim=1,
         )
@@ -113,18 +130,20 @@ class StepReport:
         ready = torch.Event(packed.device)
         host.copy_(packed, non_blocking=True)
         ready.record()
-        by_scalar, *by_row = host.split((len(scalars), *(row.shape[1] for row in rows)), dim=1)
-        return cls(request_ids, (*by_scalar.unbind(1), *by_row), ready)
+        by_scalar, *by_row = host.split((len(scalars), *(row.shape[1] for row in rows.values())), dim=1)
+        columns = dict(zip((*scalars, *rows), (*by_scalar.unbind(1), *by_row), strict=True))
+        return cls(request_ids, columns, ready)
 
     def resolve(self) -> dict[str, BlockReport]:
         """Wait for the copy and read it: one report per row that verified at least one draft."""
         if self.ready is not None:
             self.ready.synchronize()
         reports = {}
-        columns = [column.tolist() for column in self.columns]
-        for request_id, *row in zip(self.request_ids, *columns, strict=True):
-            if request_id is not None and row[0] > 0:
-                reports[request_id] = _read(*row)
+        columns = [column.tolist() for column in self.columns.values()]
+        for request_id, *values in zip(self.request_ids, *columns, strict=True):
+            row = dict(zip(self.columns, values, strict=True))
+            if request_id is not None and row["num_draft"] > 0:
+                reports[request_id] = _read(**row)
         return reports
 
 
@@ -140,6 +159,8 @@ def _read(
     regrets: list[float],
     targets: list[float],
     detail: list[float] | None = None,
+    thinking: float | None = None,
+    guard: float = 0,
 ) -> BlockReport:
     exceptions = tuple(
         BlockException(position, int(targets[position]), regret)
@@ -153,4 +174,5 @@ def _read(
             for exception, token_id, logprob in zip(exceptions, detail[:half], detail[half:], strict=False)
         )
     counts = (int(num_draft), int(accepted), int(strict_accepted), int(reused), int(stop))
-    return BlockReport(*counts, charged, spent, shadow != 0, exceptions)
+    phase = None if thinking is None else thinking != 0
+    return BlockReport(*counts, charged, spent, shadow != 0, exceptions, phase, int(guard))

@@ -75,6 +75,12 @@ class Transcript:
         share = relaxation.regret / self.max_regret if self.max_regret else 0.0
         return min(int(share * NUM_LEVELS), NUM_LEVELS - 1)
 
+    @property
+    def budget(self) -> float:
+        """Nats that the response might spend at once: its budget, or the phases' together."""
+        phases = self.report.get("phases")
+        return sum(p["budget"] for p in phases.values()) if phases else float(self.report["budget"])
+
     def summary(self) -> list[tuple[str, str]]:
         """Label and value of what the report says as a whole."""
         report = self.report
@@ -85,12 +91,23 @@ class Transcript:
         return [
             ("mode", report["mode"]),
             ("exceptions", f"{report['exceptions']} of {len(self.pieces)} tokens"),
-            ("regret", f"{report['regret']:.2f} of {report['budget']:g} nats"),
+            ("regret", f"{report['regret']:.2f} of {self.budget:g} nats"),
+            *self._phases(),
             ("reused", f"{report['reused_tokens']} tokens"),
             ("per block", f"{1 + kept / blocks:.2f} tokens (strict {1 + strict / blocks:.2f}, {gain:+.0%})")
             if blocks
             else ("per block", "no block was verified"),
             ("budget refused", "never" if exhausted is None else f"first at token {exhausted}"),
+        ]
+
+    def _phases(self) -> list[tuple[str, str]]:
+        """What each phase paid, in scope "phases"."""
+        return [
+            (
+                f"in the {name}",
+                f"{p['exceptions']} exceptions, {p['regret_spent']:.2f} of {p['budget']:g} nats",
+            )
+            for name, p in self.report.get("phases", {}).items()
         ]
 
 

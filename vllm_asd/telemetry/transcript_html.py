@@ -78,7 +78,11 @@ def render(transcript: Transcript) -> str:
 
 
 def _limits(transcript: Transcript) -> str:
-    return f"{transcript.report['gate']:g}, at most {transcript.report['block_cap']} per block"
+    phases = transcript.report.get("phases", {"": transcript.report})
+    return "; ".join(
+        f"{name} {limits['gate']:g}, at most {limits['block_cap']} per block".lstrip()
+        for name, limits in phases.items()
+    )
 
 
 def _piece(piece: Piece, transcript: Transcript, refused: bool) -> str:
@@ -110,7 +114,7 @@ def _mark(text: str, relaxation: Relaxation, transcript: Transcript) -> str:
 
 def _chart(transcript: Transcript) -> str:
     """The budget over the response: a step up at each exception."""
-    budget, length = transcript.report["budget"], len(transcript.pieces)
+    budget, length = transcript.budget, len(transcript.pieces)
     if not transcript.relaxations or budget <= 0:
         return ""
     top, spent, path = max(budget, transcript.report["regret"]), 0.0, "M0 100"

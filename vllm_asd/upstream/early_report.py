@@ -30,6 +30,7 @@ PROCESS_OUTPUTS = Patch(
 
 _STEP_LISTS = ("per_step_accepted", "per_step_drafted")
 _TRACE = "exception_trace"
+_PHASES = "phases"
 
 
 def install() -> None:
@@ -53,6 +54,8 @@ def take_part(request: Any) -> Any:
         setattr(part, name, getattr(whole, name)[num_steps:])
     if whole.asd is not None:
         part.asd = {**whole.asd, "blocks_by_stop": dict(whole.asd["blocks_by_stop"])}
+        if _PHASES in part.asd:
+            part.asd[_PHASES] = {name: dict(phase) for name, phase in part.asd[_PHASES].items()}
         if _TRACE in part.asd:
             part.asd[_TRACE] = part.asd[_TRACE][num_exceptions:]
         num_exceptions = part.asd["exceptions"]

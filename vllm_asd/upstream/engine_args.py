@@ -11,7 +11,8 @@ from collections.abc import Callable
 from typing import Any
 
 from vllm_asd.config import AsdConfig, AsdConfigError, split_speculative_config
-from vllm_asd.upstream.patching import APPLIED, Patch
+from vllm_asd.upstream.patching import APPLIED, Patch, PatchError
+from vllm_asd.upstream.start_up import end_in_one_line
 
 CONFIG_KEY = "vllm_asd"
 
@@ -62,7 +63,7 @@ def _wrap_create_speculative_config(original: Callable[..., Any]) -> Callable[..
             raise AsdConfigError(
                 f"ASD needs --additional-config to be a dictionary, not {kind}: its settings travel there"
             )
-        self.additional_config = {**self.additional_config, CONFIG_KEY: config.model_dump()}
+        self.additional_config = {**self.additional_config, CONFIG_KEY: config.in_force()}
         self.speculative_config = native
         try:
             return original(self, *args, **kwargs)
@@ -86,15 +87,18 @@ def _wrap_create_engine_config(
 ) -> Callable[..., Any]:
     def create_engine_config(self: Any, *args: Any, **kwargs: Any) -> Any:
         given = self.additional_config
-        _refuse_taken_key(given)
         try:
+            _refuse_taken_key(given)
             vllm_config = original(self, *args, **kwargs)
+            config = asd_config_of(vllm_config)
+            if config is not None:
+                on_requested(vllm_config, config)
+        except (AsdConfigError, PatchError):
+            end_in_one_line()
+            raise
         finally:
             # Or the next engine built from these arguments would have ASD on without asking for it.
             self.additional_config = given
-        config = asd_config_of(vllm_config)
-        if config is not None:
-            on_requested(vllm_config, config)
         return vllm_config
 
     return create_engine_config

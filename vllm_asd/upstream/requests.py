@@ -2,7 +2,8 @@
 
 Three doors, because vLLM's entry points differ in when they can still answer 400: ``SamplingParams`` (all
 HTTP routes build one before a stream starts), ``AsyncLLM.generate`` (this engine's own limits, eagerly) and
-the per-request validator of ``InputProcessor`` (offline, and whatever came past the other two).
+the per-request validator of ``InputProcessor`` (offline, and whatever came past the other two). A beam
+search passes none of them with its keys, since vLLM makes new parameters for each of its steps.
 """
 
 from __future__ import annotations
@@ -10,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from vllm_asd.config import AsdConfig, AsdConfigError, most_permissive
+from vllm_asd.config import KEY_PREFIX, AsdConfig, AsdConfigError, most_permissive
 from vllm_asd.upstream.engine_args import asd_config_of
 from vllm_asd.upstream.patching import APPLIED, Patch
 
@@ -56,6 +57,27 @@ REQUEST_VALIDATOR = Patch(
     process="front end",
 )
 
+_BEAM_SEARCH_WHY = "vllm_xargs are dropped here without a word, and a beam search never speculates"
+_BEAM_SEARCH_GONE = "vLLM refuses vllm_xargs with use_beam_search"
+
+COMPLETION_BEAM_SEARCH = Patch(
+    target="vllm.entrypoints.openai.completion.protocol:CompletionRequest.to_beam_search_params",
+    parameters=("self", "max_tokens", "default_sampling_params"),
+    why=_BEAM_SEARCH_WHY,
+    remove_when=_BEAM_SEARCH_GONE,
+    process="front end",
+    hot=True,
+)
+
+CHAT_BEAM_SEARCH = Patch(
+    target="vllm.entrypoints.openai.chat_completion.protocol:ChatCompletionRequest.to_beam_search_params",
+    parameters=("self", "max_tokens", "default_sampling_params"),
+    why=_BEAM_SEARCH_WHY,
+    remove_when=_BEAM_SEARCH_GONE,
+    process="front end",
+    hot=True,
+)
+
 # The settings of the engines built in this process. A request that no engine here would take is refused when
 # its parameters are made; which engine gets it is not known yet.
 _served: list[AsdConfig] = []
@@ -68,6 +90,8 @@ def install(config: AsdConfig) -> None:
     APPLIED.apply(VERIFY_EXTRA_ARGS, _wrap_verify_extra_args)
     APPLIED.apply(GENERATE, _wrap_generate)
     APPLIED.apply(REQUEST_VALIDATOR, _wrap_validator)
+    APPLIED.apply(COMPLETION_BEAM_SEARCH, _wrap_beam_search)
+    APPLIED.apply(CHAT_BEAM_SEARCH, _wrap_beam_search)
 
 
 def _check(config: AsdConfig, extra_args: dict[str, Any] | None) -> None:
@@ -85,6 +109,20 @@ def _wrap_verify_extra_args(original: Callable[..., Any]) -> Callable[..., Any]:
         _check(most_permissive(_served), self.extra_args)
 
     return verify_extra_args
+
+
+def _wrap_beam_search(original: Callable[..., Any]) -> Callable[..., Any]:
+    def to_beam_search_params(self: Any, *args: Any, **kwargs: Any) -> Any:
+        if keys := sorted(key for key in self.vllm_xargs or {} if key.startswith(KEY_PREFIX)):
+            from vllm.exceptions import VLLMValidationError
+
+            raise VLLMValidationError(
+                f"{keys[0]} does nothing in a beam search, which never speculates: "
+                "drop use_beam_search or the asd_ keys"
+            )
+        return original(self, *args, **kwargs)
+
+    return to_beam_search_params
 
 
 def _wrap_generate(original: Callable[..., Any]) -> Callable[..., Any]:

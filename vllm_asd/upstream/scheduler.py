@@ -132,12 +132,14 @@ def _wrap_update(
             report: RequestReport | None = getattr(request, "asd_report", None)
             if report is None:
                 continue
-            was_exhausted = report.is_exhausted
+            was_exhausted, was_guarded = report.is_exhausted, report.is_guarded
             tally = report.observe(block, position, request.output_token_ids[position:])
             if counters is not None and tally is not None and counters.counts(report):
                 counters.add(tally)
                 if report.is_exhausted and not was_exhausted:
                     counters.add_exhausted()
+                if report.is_guarded and not was_guarded:
+                    counters.add_guarded()
         if reports:
             _send_early(scheduler, outputs)
         if counters is not None:

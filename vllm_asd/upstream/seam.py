@@ -17,9 +17,9 @@ def make_verifier(runner: Any, vllm_config: Any, config: AsdConfig, capacity: in
     """Allocate the verifier that serves a runner.
 
     Raises:
-        AsdConfigError: ``asd_scope`` is "reasoning" and vLLM knows no think tokens.
+        AsdConfigError: ``asd_scope`` is not "all" and vLLM knows no think tokens.
     """
-    markers = think_markers(vllm_config) if config.asd_scope == "reasoning" else None
+    markers = None if config.asd_scope == "all" else think_markers(vllm_config, config.asd_scope)
     return Verifier(config, runner.device, capacity, markers, wire.wants_detail(vllm_config))
 
 

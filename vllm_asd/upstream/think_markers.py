@@ -8,8 +8,12 @@ from vllm_asd.config import AsdConfigError
 from vllm_asd.phase import ThinkMarkers
 
 
-def think_markers(vllm_config: Any) -> ThinkMarkers:
+def think_markers(vllm_config: Any, scope: str) -> ThinkMarkers:
     """Read the ids that open and close reasoning.
+
+    Args:
+        vllm_config: vLLM's.
+        scope: The value of ``asd_scope`` that needs them.
 
     Raises:
         AsdConfigError: vLLM has no reasoning configuration, or a marker is more than one token.
@@ -19,12 +23,12 @@ def think_markers(vllm_config: Any) -> ThinkMarkers:
     end = getattr(reasoning, "natural_reasoning_end_token_ids", None)
     if not start or not end:
         raise AsdConfigError(
-            "asd_scope='reasoning' needs the model's think tokens: "
+            f"asd_scope={scope!r} needs the model's think tokens: "
             "start vLLM with --reasoning-parser, or set asd_scope to 'all'"
         )
     if len(start) != 1 or len(end) != 1:
         raise AsdConfigError(
-            "asd_scope='reasoning' needs think markers of one token each, this model's take "
+            f"asd_scope={scope!r} needs think markers of one token each, this model's take "
             f"{len(start)} and {len(end)}: set asd_scope to 'all'"
         )
     return ThinkMarkers(start[0], end[0])

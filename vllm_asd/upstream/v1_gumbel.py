@@ -11,9 +11,9 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
+from vllm_asd.batch import CoupledRows
 from vllm_asd.kernels import add_gumbel_noise
 from vllm_asd.upstream.patching import Patch
-from vllm_asd.verification import CoupledRows
 
 REJECTION_SAMPLE = Patch(
     target="vllm.v1.sample.rejection_sampler:rejection_sample",

@@ -91,7 +91,7 @@ def attach(runner: Any, vllm_config: Any, config: AsdConfig) -> None:
     """Give a V1 runner its seam: instance methods of this runner, and the kernel entry of its module.
 
     Raises:
-        AsdConfigError: ``asd_scope`` is "reasoning" and vLLM knows no think tokens.
+        AsdConfigError: ``asd_scope`` is not "all" and vLLM knows no think tokens.
         PatchError: The installed vLLM is not what the records expect.
     """
     capacity = vllm_config.scheduler_config.max_num_seqs

@@ -11,8 +11,8 @@ from typing import Any
 
 import torch
 
+from vllm_asd.batch import CoupledRows
 from vllm_asd.upstream.patching import Patch, PatchError
-from vllm_asd.verification import CoupledRows
 
 REJECTION_SAMPLE = Patch(
     target="vllm.v1.worker.gpu.spec_decode.rejection_sampler:rejection_sample",

@@ -158,7 +158,7 @@ class V2Seam(Seam):
         """Decide the next chunk of the step; vLLM verifies at most 1 GiB of logits at a time."""
         first_row, self._next_row = self._next_row, self._next_row + blocks.cu_num_draft.shape[0]
         # q is at most K = width - 1, and no request's gate is above the server's.
-        clean = free_of_nan(blocks, self.verifier.config.asd_gate * blocks.width)
+        clean = free_of_nan(blocks, self.verifier.config.largest_gate * blocks.width)
         self.verifier.relax(blocks, first_row, clean)
 
     def couple(self, arguments: dict[str, Any]) -> None:

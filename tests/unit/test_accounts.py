@@ -1,0 +1,174 @@
+"""Scope "phases": which account decides a block, what it pays, and what the response says about it."""
+
+import pytest
+import torch
+
+from vllm_asd.accounts import Accounts
+from vllm_asd.config import AsdConfig, RequestLimits
+from vllm_asd.kernels import DraftBlocks
+from vllm_asd.phase import ThinkMarkers
+from vllm_asd.policy import StopReason
+from vllm_asd.telemetry.request_report import RequestReport
+from vllm_asd.telemetry.step_report import BlockException, BlockReport
+from vllm_asd.verification import Verifier
+
+torch.set_num_threads(1)
+
+CPU = torch.device("cpu")
+VOCAB, THINK, END = 8, 6, 7
+MARKERS = ThinkMarkers(THINK, END)
+GAP = 0.25
+
+
+def make_verifier(**keys: object) -> Verifier:
+    config = AsdConfig.from_keys({"asd_scope": "phases", "asd_gate": 4.0, "asd_block_cap": 4, **keys})
+    return Verifier(config, CPU, capacity=1, markers=MARKERS)
+
+
+def verify(verifier: Verifier, request_id: str, *drafts: int, targets: list[int] | None = None) -> list[int]:
+    """One step of one request; drafts that aren't the target's (default 0) lie ``GAP`` below it."""
+    argmax = torch.tensor([0] * len(drafts) if targets is None else targets)
+    ids = torch.tensor(drafts, dtype=torch.int32)
+    logits = torch.full((len(drafts), VOCAB), -50.0)
+    for row in range(len(drafts)):
+        logits[row, ids[row]] = -GAP
+        logits[row, argmax[row]] = 0.0
+    verifier.begin([request_id])
+    verifier.relax(DraftBlocks(logits, argmax, ids, torch.tensor([len(drafts)]), len(drafts)))
+    emitted = []
+    for token, draft in zip(argmax.tolist(), drafts, strict=True):
+        emitted.append(token)
+        if token != draft:
+            break
+    verifier.finish(torch.tensor([emitted]))
+    return emitted
+
+
+def emit(verifier: Verifier, request_id: str, token: int) -> None:
+    """A step without drafts."""
+    verifier.begin([request_id])
+    verifier.finish(torch.tensor([[token]]))
+
+
+@pytest.mark.parametrize(("first", "prompt", "marker"), [("reasoning", [THINK], END), ("answer", [], THINK)])
+def test_one_exhausted_pool_leaves_the_other_alone(first: str, prompt: list[int], marker: int) -> None:
+    verifier = make_verifier(asd_budget=2 * GAP, asd_answer_budget=2 * GAP)
+    verifier.admit("a", verifier.config.limits, prompt_ids=prompt)
+    assert verify(verifier, "a", 1, 1, 1) == [1, 1, 0]
+    assert verify(verifier, "a", 1) == [0]
+    emit(verifier, "a", marker)
+    assert verify(verifier, "a", 1, 1, 1) == [1, 1, 0]
+    assert verify(verifier, "a", 1) == [0]
+    spent = {key: entry.spent for key, entry in verifier.ledger.snapshot().items()}
+    assert spent == {"a": 2 * GAP, ("a", "answer"): 2 * GAP}, first
+
+
+@pytest.mark.parametrize(("prompt", "marker"), [([THINK], END), ([], THINK), ([THINK], THINK), ([], END)])
+def test_behind_a_marker_only_matches_pass(prompt: list[int], marker: int) -> None:
+    """A block belongs to the phase in which it begins; what is behind the marker waits for the next block."""
+    verifier = make_verifier()
+    verifier.admit("a", verifier.config.limits, prompt_ids=prompt)
+    assert verify(verifier, "a", 1, marker, 0, 1, targets=[0, marker, 0, 0]) == [1, marker, 0, 0]
+    assert sum(entry.spent for entry in verifier.ledger.snapshot().values()) == GAP
+
+
+@pytest.mark.parametrize("prompt", [[THINK], []])
+@pytest.mark.parametrize(("draft", "target"), [(THINK, 0), (END, 0), (1, THINK), (1, END)])
+def test_markers_are_protected_in_both_phases(prompt: list[int], draft: int, target: int) -> None:
+    verifier = make_verifier()
+    verifier.admit("a", verifier.config.limits, prompt_ids=prompt)
+    assert verify(verifier, "a", draft, targets=[target]) == [target]
+
+
+def test_each_phase_has_its_gate_and_cap() -> None:
+    verifier = make_verifier(asd_block_cap=1, asd_answer_gate=GAP / 2, asd_answer_block_cap=3)
+    verifier.admit("a", verifier.config.limits, prompt_ids=[THINK])
+    assert verify(verifier, "a", 1, 1) == [1, 0]
+    emit(verifier, "a", END)
+    assert verify(verifier, "a", 1, 1) == [1, 0]  # the second is one token from the end: over the gate
+    assert verify(verifier, "a", 0, 1) == [0, 0]
+
+
+def test_a_request_may_be_strict_in_one_phase() -> None:
+    """Strict as a whole only if both are: then it has no account."""
+    verifier = make_verifier()
+    limits = verifier.config.limits_for({"asd_answer_budget": 0})
+    assert not limits.is_strict
+    verifier.admit("a", limits, prompt_ids=[THINK])
+    assert verify(verifier, "a", 1) == [1]
+    emit(verifier, "a", END)
+    assert verify(verifier, "a", 1) == [0]
+    strict = verifier.config.limits_for({"asd_budget": 0})
+    assert strict.is_strict
+    verifier.admit("b", strict)
+    assert not verifier.begin(["b"])
+
+
+def test_a_session_may_change_both_limits() -> None:
+    """Strict limits from elsewhere have no part for the answer: they hold in both phases."""
+    verifier = make_verifier()
+    verifier.admit("a", verifier.config.limits, prompt_ids=[])
+    assert verify(verifier, "a", 1) == [1]
+    verifier.admit("a", RequestLimits(0.0, 0.0, 0))
+    assert verify(verifier, "a", 1) == [0]
+    emit(verifier, "a", THINK)
+    assert verify(verifier, "a", 1) == [0]
+    assert verifier.ledger.spent(("a", "answer")) == GAP
+    verifier.release(["a"])
+    assert len(verifier.ledger) == 0
+
+
+def test_no_client_can_name_another_requests_account() -> None:
+    """The second account's key is no string."""
+    verifier = make_verifier()
+    for request_id in ("a", "answer", "('a', 'answer')"):
+        verifier.admit(request_id, verifier.config.limits)
+    assert len(verifier.ledger) == 6
+
+
+@pytest.mark.parametrize("scope", ["all", "reasoning"])
+def test_other_scopes_pick_nothing(scope: str) -> None:
+    """Their steps use the batch's own tensors: not one launch more than before there were phases."""
+    accounts = Accounts(AsdConfig.from_keys({"asd_scope": scope}), CPU, 1, MARKERS)
+    accounts.admit("a", RequestLimits(8.0, 0.25, 2), [THINK])
+    batch = accounts.gather(["a"])
+    assert batch.answer is None
+    assert accounts.at_step(batch).account is batch.account
+    assert len(accounts.ledger) == 1
+
+
+@pytest.mark.parametrize("scope", ["reasoning", "phases"])
+def test_needs_markers(scope: str) -> None:
+    with pytest.raises(ValueError, match=f"'{scope}' needs the model's think tokens"):
+        Verifier(AsdConfig.from_keys({"asd_scope": scope}), CPU, 1)
+
+
+def block(thinking: bool | None, spent: float, stop: StopReason = StopReason.END) -> BlockReport:
+    return BlockReport(3, 2, 1, 0, stop, GAP, spent, False, (BlockException(1, 9, GAP),), thinking)
+
+
+def test_the_report_says_what_each_phase_paid() -> None:
+    limits = RequestLimits(2.0, 0.5, 1, 0.01, answer=RequestLimits(4.0, 0.25, 2))
+    report = RequestReport(limits, detailed=False)
+    payload = report.payload
+    assert (payload["mode"], payload["budget"]) == ("enforce", 2.0)
+    report.observe(block(True, 0.25), 0, [1, 2, 3])
+    report.observe(block(True, 0.5, StopReason.BUDGET), 3, [1, 2, 3])
+    report.observe(block(False, 0.25), 6, [1, 2, 3])
+    report.observe(block(False, 0.75), 9, [])  # vLLM threw it away: charged, not counted
+    report.observe(block(False, 1.0, StopReason.BUDGET), 9, [1, 2, 3])
+    assert payload["regret_spent"] == 1.5
+    assert (payload["exceptions"], payload["exhausted_at_token"]) == (4, 5)
+    own = {"regret_spent": 0.5, "exceptions": 2, "exhausted_at_token": 5}
+    assert payload["phases"]["reasoning"] == {
+        "budget": 2.0, "gate": 0.5, "block_cap": 1, "refill": 0.01, **own
+    }  # fmt: skip
+    own = {"regret_spent": 1.0, "exceptions": 2, "exhausted_at_token": 11}
+    assert payload["phases"]["answer"] == {"budget": 4.0, "gate": 0.25, "block_cap": 2, "refill": 0.0, **own}
+
+
+def test_without_phases_the_report_has_none() -> None:
+    report = RequestReport(RequestLimits(2.0, 0.5, 1), detailed=False)
+    report.observe(block(None, 0.25), 0, [1, 2, 3])
+    assert "phases" not in report.payload
+    assert report.payload["regret_spent"] == 0.25
