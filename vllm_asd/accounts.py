@@ -115,6 +115,11 @@ class Accounts:
         if self.per_phase:
             self.ledger.amend(_answer_id(request_id), limits.answer or limits)
 
+    def extend_prompt(self, request_id: str, prompt_ids: Sequence[int] | None) -> None:
+        """Follow a session's phase through its next chunk, whose prompt holds all that was said before."""
+        if self.markers is not None:
+            self._phases.move(request_id, starts_thinking(prompt_ids, self.markers))
+
     def release(self, request_ids: Iterable[str]) -> None:
         """Close the accounts of requests; unknown ids are ignored."""
         ids = list(request_ids)

@@ -85,6 +85,14 @@ class PhaseTable(SlotTable):
         """Start following a request; an id that is there already keeps its phase."""
         self.open(request_id, (float(thinking),))
 
+    def move(self, request_id: str, thinking: bool) -> None:
+        """Say where a request is now that its text has grown by more than what a step emitted.
+
+        Raises:
+            KeyError: It is not followed.
+        """
+        self._pending[self._slot_by_id[request_id]] = (float(thinking),)
+
     def thinking(self, slots: Tensor) -> Tensor:
         """[R] bool for slots [R]."""
         return self._state[slots, 0] != 0

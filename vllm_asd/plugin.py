@@ -34,7 +34,8 @@ def on_requested(vllm_config: Any, config: AsdConfig) -> None:
     """Switch ASD on in the front end; called with the finished configuration.
 
     Raises:
-        AsdConfigError: The installed vLLM or another setting does not go with ASD.
+        AsdConfigError: The installed vLLM or another setting does not go with ASD, or ``asd_scope`` needs
+            think tokens that vLLM does not know.
         PatchError: A hook's target is not what was expected.
     """
     from vllm_asd.upstream import (
@@ -44,11 +45,15 @@ def on_requested(vllm_config: Any, config: AsdConfig) -> None:
         responses,
         start_up,
         stat_logger,
+        think_markers,
         wire,
     )
 
     compatibility.refuse_unsupported_version()
     compatibility.refuse_combinations(vllm_config)
+    if config.asd_scope != "all":
+        # The workers read them too, but only once the model is loaded.
+        think_markers.think_markers(vllm_config, config.asd_scope)
     requests.install(config)
     wire.install()
     stat_logger.install()

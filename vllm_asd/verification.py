@@ -28,11 +28,13 @@ class _Request(NamedTuple):
         limits: In force now.
         sampled: Whether its temperature is above 0.
         protected_ids: [S] int64.
+        prompt_length: Tokens.
     """
 
     limits: RequestLimits
     sampled: bool
     protected_ids: np.ndarray
+    prompt_length: int
 
     @property
     def is_coupled(self) -> bool:
@@ -92,8 +94,14 @@ class Verifier:
         A strict request gets none: unknown ids are strict. The caller passes a sampled request (temperature
         above 0) that stays vLLM's as strict.
         """
+        prompt_length = 0 if prompt_ids is None else len(prompt_ids)
         known = self._requests.get(request_id)
         if known is not None:
+            if prompt_length > known.prompt_length:
+                # The next chunk of a streaming session; a resumed request comes with the prompt it had.
+                self._batch = None
+                self._requests[request_id] = known = known._replace(prompt_length=prompt_length)
+                self._accounts.extend_prompt(request_id, prompt_ids)
             if (limits, sampled) != (known.limits, known.sampled):
                 # A later chunk of a streaming session. Its limits hold from here on, its account goes on.
                 self._batch = None
@@ -106,7 +114,7 @@ class Verifier:
         self._batch = None
         self._accounts.admit(request_id, limits, prompt_ids)
         self._guard(request_id, limits)
-        self._requests[request_id] = _Request(limits, sampled, self._protected(stop_ids))
+        self._requests[request_id] = _Request(limits, sampled, self._protected(stop_ids), prompt_length)
 
     def release(self, request_ids: Iterable[str]) -> None:
         """Close the entries of finished and aborted requests; unknown ids are ignored."""

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from eval.frontier.arms import PAPER, STRICT, Arm
+from eval.frontier.arms import AGAIN, PAPER, STRICT, Arm
 from eval.frontier.loops import loops, repeated_share
 from eval.frontier.replay import COLUMNS
 from eval.frontier.runs import Run
@@ -231,7 +231,7 @@ def at_equal_cost(
     for arm in arms:
         families.setdefault(arm.family, []).append(prefix + arm.name)
     paper = families.get(PAPER, [])
-    others = [family for family in families if family not in (STRICT, PAPER)]
+    others = [family for family in families if family not in (STRICT, AGAIN, PAPER)]
     found = []
     for cost, measure, against, family in (
         (c, m, a, f) for c in _COSTS for m in measures for a in paper for f in others

@@ -14,6 +14,7 @@ from matplotlib import pyplot as plt
 from matplotlib.figure import Figure
 
 _STYLES: dict[str, tuple[str, str, str]] = {
+    "again": ("#222222", "x", "strict, a second time"),
     "paper": ("#222222", "o", "paper's rule"),
     "paper-b8": ("#222222", "*", "paper's rule, budget 8"),
     "paper-b8-r0.03": ("#666666", "*", "paper's rule, budget 8, refill"),

@@ -86,10 +86,12 @@ class Request:
     """What the book holds of a request."""
 
     limits: RequestLimits
-    thinking: bool
+    prompt: list[int]
+    thinking: bool = False
     pools: dict[bool, Pool] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
+        self.thinking = is_open(self.prompt)
         for thinking, limits in self.by_phase(self.limits).items():
             self.pools[thinking] = Pool(limits, limits.budget)
 
@@ -97,6 +99,11 @@ class Request:
     def by_phase(limits: RequestLimits) -> dict[bool, RequestLimits]:
         assert limits.answer is not None
         return {True: limits, False: limits.answer}
+
+
+def is_open(prompt: list[int]) -> bool:
+    """Whether a prompt's last marker opens the reasoning."""
+    return [END, *(token for token in prompt if token in (THINK, END))][-1] == THINK
 
 
 def decide(row: Row, pool: Pool | None) -> tuple[int, float, list[int]]:
@@ -172,16 +179,20 @@ def test_two_pools_against_the_book(walk: list[tuple[Any, ...]]) -> None:
     for kind, *event in [("admit", "a", CONFIG.limits, True), ("admit", "b", CONFIG.limits, False), *walk]:
         if kind == "admit":
             request_id, limits, thinking = event
-            verifier.admit(request_id, limits, prompt_ids=[THINK] if thinking else [THINK, END])
+            marker = THINK if thinking else END
+            # A session's next chunk comes with all that was said before.
+            prompt = [*(book[request_id].prompt if request_id in book else [1]), marker]
+            verifier.admit(request_id, limits, prompt_ids=prompt)
             if request_id in book:
+                book[request_id].prompt, book[request_id].thinking = prompt, thinking
                 for phase, given_limits in Request.by_phase(limits).items():
                     if limits != book[request_id].limits:
                         book[request_id].pools[phase].amend(given_limits)
                 book[request_id].limits = limits
             elif not limits.is_strict:
-                book[request_id] = Request(limits, thinking)
+                book[request_id] = Request(limits, prompt)
         elif kind == "resume" and event[0] in book:
-            verifier.admit(event[0], book[event[0]].limits, prompt_ids=[1, 2])
+            verifier.admit(event[0], book[event[0]].limits, prompt_ids=book[event[0]].prompt)
         elif kind == "release":
             verifier.release(event)
             book.pop(event[0], None)

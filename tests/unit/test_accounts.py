@@ -118,6 +118,22 @@ def test_a_session_may_change_both_limits() -> None:
     assert len(verifier.ledger) == 0
 
 
+def test_a_sessions_next_chunk_moves_the_phase() -> None:
+    """Its prompt holds all that was said before; the prompt of a resumed request is the one it had."""
+    verifier = make_verifier()
+    limits = verifier.config.limits
+    verifier.admit("a", limits, prompt_ids=[1])
+    assert verify(verifier, "a", 1) == [1]
+    assert verifier.ledger.spent(("a", "answer")) == GAP
+    verifier.admit("a", limits, prompt_ids=[1, 1, THINK, 2])
+    assert verify(verifier, "a", 1) == [1]
+    assert verifier.ledger.spent("a") == GAP
+    emit(verifier, "a", END)
+    verifier.admit("a", limits, prompt_ids=[1, 1, THINK, 2])
+    assert verify(verifier, "a", 1) == [1]
+    assert (verifier.ledger.spent(("a", "answer")), verifier.ledger.spent("a")) == (2 * GAP, GAP)
+
+
 def test_no_client_can_name_another_requests_account() -> None:
     """The second account's key is no string."""
     verifier = make_verifier()
@@ -165,6 +181,16 @@ def test_the_report_says_what_each_phase_paid() -> None:
     }  # fmt: skip
     own = {"regret_spent": 1.0, "exceptions": 2, "exhausted_at_token": 11}
     assert payload["phases"]["answer"] == {"budget": 4.0, "gate": 0.25, "block_cap": 2, "refill": 0.0, **own}
+
+
+def test_a_phase_without_a_budget_is_not_exhausted() -> None:
+    """Strict by wish: a request that leaves its answer alone must not count as one that ran out."""
+    report = RequestReport(RequestLimits(2.0, 0.5, 1, answer=RequestLimits(0.0, 0.5, 1)), detailed=False)
+    report.observe(block(False, 0.0, StopReason.BUDGET), 0, [1, 2, 3])
+    assert not report.is_exhausted
+    assert report.payload["phases"]["answer"]["exhausted_at_token"] is None
+    report.observe(block(True, 2.0, StopReason.BUDGET), 3, [1, 2, 3])
+    assert report.payload["exhausted_at_token"] == 5
 
 
 def test_without_phases_the_report_has_none() -> None:

@@ -9,6 +9,8 @@ from importlib import metadata
 
 import pytest
 
+from vllm_asd import plugin
+from vllm_asd.config import AsdConfig, AsdConfigError
 from vllm_asd.upstream import start_up
 
 SCRIPT = """
@@ -73,3 +75,26 @@ def test_the_endpoint_warning_comes_only_where_it_helps(
         start_up.speak()
     assert plugins_logger.load_endpoint_plugins() == []
     assert len([r for r in caplog.records if "VLLM_PLUGINS is not set" in r.getMessage()]) == warned
+
+
+@pytest.mark.parametrize("scope", ["reasoning", "phases"])
+@pytest.mark.parametrize(
+    ("reasoning", "message"),
+    [
+        (None, "needs the model's think tokens: start vLLM with --reasoning-parser"),
+        (
+            types.SimpleNamespace(reasoning_start_token_ids=[3], natural_reasoning_end_token_ids=[4, 5]),
+            "needs think markers of one token each, this model's take 1 and 2",
+        ),
+    ],
+)
+def test_a_scope_without_think_tokens_is_refused_before_anything_is_loaded(
+    scope: str, reasoning: types.SimpleNamespace | None, message: str
+) -> None:
+    """In the front end, not by a worker that has loaded its model by then."""
+    vllm_config = types.SimpleNamespace(
+        parallel_config=types.SimpleNamespace(enable_batch_sharded_sampling=False),
+        reasoning_config=reasoning,
+    )
+    with pytest.raises(AsdConfigError, match=message):
+        plugin.on_requested(vllm_config, AsdConfig.from_keys({"asd_scope": scope}))

@@ -107,7 +107,8 @@ class RequestReport:
         phase["exceptions"] += len(tally.exceptions)
         total["regret"] += tally.regret
         total["strict_blocks_estimate"] = self._strict_blocks()
-        if tally.out_of_budget:
+        # A phase that was given no budget is strict by wish: it has nothing to run out of.
+        if tally.out_of_budget and phase.get("budget") != 0:
             for account in (total, phase):
                 if account["exhausted_at_token"] is None:
                     account["exhausted_at_token"] = output_position + tally.accepted
