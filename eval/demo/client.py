@@ -11,7 +11,7 @@ from tokenizers import Tokenizer
 from eval.demo.prompts import Prompt
 
 STRICT = {"asd_budget": 0}
-_TIMEOUT_S = 120.0
+_TIMEOUT_S = 600.0
 
 
 @dataclass(frozen=True)

@@ -12,10 +12,16 @@ from eval.answers import Prompt, read_prompts
 from eval.frontier.arms import Arm, select
 from eval.frontier.engine import IN_PROCESS, NGRAM, Settings, run_arms
 from eval.frontier.experiments import EXPERIMENTS
-from eval.frontier.report import write_report
 from eval.models import default_cache_dir, prepare_smollm2
 from eval.server.environment import enter_environment
 from eval.settings_file import keep_settings
+
+try:
+    from eval.frontier.report import write_report
+except ModuleNotFoundError as missing:
+    raise SystemExit(
+        f"eval.frontier needs {missing.name}: make setup-eval, or pip install 'vllm-asd[eval]'"
+    ) from None
 
 app = typer.Typer(add_completion=False, help="What a nat of regret buys, rule by rule.")
 

@@ -254,3 +254,12 @@ class TestCommand:
         )
         assert json.loads(result.stdout)["active"], result.stdout + result.stderr
         assert result.returncode == 0
+
+
+def test_a_scope_that_needs_the_models_think_tokens_says_so() -> None:
+    """The reasoning parser is no part of what doctor is given."""
+    given = {"method": "ngram", "rejection_sample_method": "asd"}
+    assert [f.check for f in doctor._check_requested(given)] == ["settings"]
+    _, scope = doctor._check_requested({**given, "asd_scope": "phases"})
+    assert (scope.check, scope.state) == ("scope", "note")
+    assert "--reasoning-parser" in scope.message

@@ -80,7 +80,7 @@ def examine(model: str | None, speculative_config: str | None) -> list[Finding]:
     except (NotAnObject, AsdConfigError) as error:
         return [*findings, Finding("settings", "problem", str(error), "correct --speculative-config")]
     if given is not None:
-        findings.append(_check_requested(given))
+        findings += _check_requested(given)
     return [*findings, *_ask_vllm(model, given)]
 
 
@@ -93,16 +93,20 @@ def _parse(text: str | None) -> dict[str, Any] | None:
     return given
 
 
-def _check_requested(given: dict[str, Any]) -> Finding:
+def _check_requested(given: dict[str, Any]) -> list[Finding]:
     _, config = split_speculative_config(given)
     if config is None:
-        return Finding(
-            "settings",
-            "problem",
-            "--speculative-config does not ask for ASD",
-            f'add "rejection_sample_method": "{METHOD}"',
+        missing = "--speculative-config does not ask for ASD"
+        return [Finding("settings", "problem", missing, f'add "rejection_sample_method": "{METHOD}"')]
+    settings = " ".join(f"{key}={value}" for key, value in config.in_force().items())
+    findings = [Finding("settings", "ok", settings)]
+    if config.asd_scope != "all":
+        needs = (
+            f"asd_scope={config.asd_scope!r} needs the model's think tokens, which are not looked at here: "
+            "vLLM must be started with --reasoning-parser, else it refuses the start"
         )
-    return Finding("settings", "ok", " ".join(f"{key}={value}" for key, value in config.in_force().items()))
+        findings.append(Finding("scope", "note", needs))
+    return findings
 
 
 def _ask_vllm(model: str | None, given: dict[str, Any] | None) -> list[Finding]:
