@@ -33,6 +33,6 @@ def test_smollm2_answers_with_ngram_drafts(smollm2_dir: Path, tmp_path: Path) ->
         processes = server.process_ids()
     # What it says depends on the CPU: see `check_attention` in vllm_asd/diagnosis.py.
     assert choice["message"]["content"].strip()
-    assert choice["finish_reason"] == "stop"
+    assert choice["finish_reason"] in ("stop", "length")
     assert len(processes) > 1
     assert not server.process_ids()
