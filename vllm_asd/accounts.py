@@ -155,22 +155,22 @@ class Accounts:
             return before_marker(draft_ids, self.markers)
         return in_reasoning(draft_ids, rows.thinking, self.markers)
 
-    def settle(
-        self, rows: StepAccounts, charged: Tensor | None, emitted_ids: Tensor, discarded: Tensor | None
-    ) -> Tensor | None:
+    @property
+    def reads_output(self) -> bool:
+        """Whether :meth:`settle` looks at what a step emitted."""
+        return self._refills or self.markers is not None
+
+    def settle(self, rows: StepAccounts, charged: Tensor | None, emitted_ids: Tensor) -> Tensor | None:
         """Charge a step, credit its refill, and follow the phases through what it emitted.
 
         Args:
             rows: The whole step's.
             charged: [R] float64, nats; None when the step verified no drafts.
-            emitted_ids: [R, W] int, padded with -1.
-            discarded: [R] bool, rows whose tokens vLLM throws away, or None.
+            emitted_ids: [R, W] int, padded with -1; looked at if :attr:`reads_output`.
 
         Returns:
             [R] float64, what each row's account has paid so far, in nats; None when nothing was to be done.
         """
-        if discarded is not None and (self._refills or self.markers is not None):
-            emitted_ids = emitted_ids.masked_fill(discarded.unsqueeze(1), -1)
         if self.markers is not None and rows.phase_slots is not None and rows.thinking is not None:
             self._phases.follow(rows.phase_slots, emitted_ids, self.markers, rows.thinking)
         emitted = (emitted_ids >= 0).sum(1) if self._refills else None

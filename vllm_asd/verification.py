@@ -208,9 +208,11 @@ class Verifier:
         if step is None:
             return None
         outcome, rows = step.outcome, step.rows
-        guard = self._follow_guarded(step, outcome, emitted_ids, discarded)
+        if discarded is not None and (step.guarded is not None or self._accounts.reads_output):
+            emitted_ids = emitted_ids.masked_fill(discarded.unsqueeze(1), -1)
+        guard = self._follow_guarded(step, outcome, emitted_ids)
         charged = None if outcome is None else outcome.charged
-        spent = self._accounts.settle(rows.accounts, charged, emitted_ids, discarded)
+        spent = self._accounts.settle(rows.accounts, charged, emitted_ids)
         if outcome is None or spent is None:
             return None
         thinking = rows.accounts.thinking if self._accounts.per_phase else None
@@ -224,9 +226,7 @@ class Verifier:
         else:
             self._guards.release([request_id])
 
-    def _follow_guarded(
-        self, step: Step, outcome: Outcome | None, emitted_ids: Tensor, discarded: Tensor | None
-    ) -> Tensor | None:
+    def _follow_guarded(self, step: Step, outcome: Outcome | None, emitted_ids: Tensor) -> Tensor | None:
         """Show the guards what a step emitted.
 
         Returns:
@@ -234,8 +234,6 @@ class Verifier:
         """
         if step.guarded is None:
             return None
-        if discarded is not None:
-            emitted_ids = emitted_ids.masked_fill(discarded.unsqueeze(1), -1)
         exceptions = shadow_tokens = None
         if outcome is not None:
             exceptions = outcome.exception_regret >= 0

@@ -93,7 +93,7 @@ def _of_config(served: Served, path: Path) -> Audited:
 def _as_keys(config: AsdConfig) -> dict[str, Any]:
     """What each request sends: all limits, and what differs from a server's defaults."""
     per_phase = ANSWER_KEYS if config.asd_scope == "phases" else {}
-    keys = config.model_dump(include={"asd_budget", "asd_gate", "asd_block_cap", "asd_refill", *per_phase})
+    keys = config.model_dump(include={*_LIMITS, *per_phase})
     if config.asd_mode != "enforce":
         keys["asd_mode"] = config.asd_mode
     return {**keys, "asd_guard": "on"} if config.asd_guard == "on" else keys

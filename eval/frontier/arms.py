@@ -14,7 +14,13 @@ PAPER = "paper"
 # So that only the rule decides; a cap and budgets of the size below never bind.
 _UNLIMITED = 1e6
 _NO_CAP = 128
-SERVER = {"asd_budget": _UNLIMITED, "asd_gate": _UNLIMITED, "asd_block_cap": _NO_CAP, "asd_refill": 1.0}
+
+
+def _limits(budget: float, gate: float, cap: int, refill: float) -> dict[str, Any]:
+    return {"asd_budget": budget, "asd_gate": gate, "asd_block_cap": cap, "asd_refill": refill}
+
+
+SERVER = _limits(_UNLIMITED, _UNLIMITED, _NO_CAP, 1.0)
 
 
 @dataclass(frozen=True)
@@ -47,12 +53,7 @@ def _ours(
 ) -> Arm:
     suffix = "" if budget == _UNLIMITED else f"-b{budget:g}"
     suffix += f"-r{refill:g}" if refill else ""
-    limits: dict[str, Any] = {
-        "asd_budget": budget,
-        "asd_gate": gate,
-        "asd_block_cap": cap,
-        "asd_refill": refill,
-    }
+    limits = _limits(budget, gate, cap, refill)
     if guard:
         suffix += "-guard"
         limits["asd_guard"] = "on"
@@ -60,18 +61,11 @@ def _ours(
 
 
 def _rival(family: str, knob: float, name: str, rule: Rule) -> Arm:
-    limits = {
-        "asd_budget": _UNLIMITED,
-        "asd_gate": _UNLIMITED,
-        "asd_block_cap": _NO_CAP,
-        "asd_refill": 0.0,
-    }
-    return Arm(family, knob, f"{family}-{name}", rule, limits)
+    return Arm(family, knob, f"{family}-{name}", rule, _limits(_UNLIMITED, _UNLIMITED, _NO_CAP, 0.0))
 
 
 def _strict(name: str) -> Arm:
-    limits = {"asd_budget": 0, "asd_gate": 0, "asd_block_cap": 0, "asd_refill": 0}
-    return Arm(name, 0.0, name, Walk("remaining"), limits)
+    return Arm(name, 0.0, name, Walk("remaining"), _limits(0, 0, 0, 0))
 
 
 _CONTROL = _strict(STRICT)

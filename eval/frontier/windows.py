@@ -9,7 +9,7 @@ from eval.frontier.arms import STRICT
 from eval.frontier.curves import Prompts
 from eval.frontier.loops import repeated_share
 from eval.frontier.runs import Run
-from eval.statistics.resampling import Interval, ResampledSums, Sums
+from eval.statistics.resampling import Floats, Interval, ResampledSums, Sums
 
 WINDOW_TOKENS = 256
 # Above, a window counts as a loop, in which every draft matches and nothing can be gained.
@@ -65,10 +65,10 @@ def _window(prompts: Prompts, arm: str, start: int, end: int) -> Window:
     repeated = [repeated_share(run.token_ids[start:end]) for run in runs]
     fresh = [row for row, share in zip(rows, repeated, strict=True) if share < MOST_REPEATED]
 
-    def gain(s: Sums) -> "np.ndarray[tuple[int, ...], np.dtype[np.float64]]":
+    def gain(s: Sums) -> Floats:
         return (s["emitted"] / s["rounds"]) / (s["control emitted"] / s["control rounds"]) - 1
 
-    def same_blocks(s: Sums) -> "np.ndarray[tuple[int, ...], np.dtype[np.float64]]":
+    def same_blocks(s: Sums) -> Floats:
         return s["emitted"] / s["strict"] - 1
 
     return Window(

@@ -32,10 +32,7 @@ class RequestReport:
         """
         self.payload: dict[str, Any] = {
             "mode": "strict" if limits.is_strict else "shadow" if limits.shadow else "enforce",
-            "budget": limits.budget,
-            "gate": limits.gate,
-            "block_cap": limits.block_cap,
-            "refill": limits.refill,
+            **_amounts(limits),
             "sampled": sampled,
             "regret_spent": 0.0,
             "regret": 0.0,
@@ -52,8 +49,6 @@ class RequestReport:
         }
         if limits.answer is not None:
             self.payload["phases"] = {"reasoning": _phase(limits), "answer": _phase(limits.answer)}
-        # By account: the block's phase, or None for the only one.
-        self._spent: dict[bool | None, float] = {}
         self._trace: list[dict[str, Any]] | None = None
         if detailed:
             self._trace = self.payload["exception_trace"] = []
@@ -93,8 +88,9 @@ class RequestReport:
         """
         total = self.payload
         phase = self._phase_of(block)
-        self._spent[block.thinking] = phase["regret_spent"] = block.spent
-        total["regret_spent"] = sum(self._spent.values())
+        phase["regret_spent"] = block.spent
+        phases = total.get("phases", {"": phase})
+        total["regret_spent"] = sum(account["regret_spent"] for account in phases.values())
         if not new_token_ids:
             return None
         tally = BlockTally.of(block, len(new_token_ids))
@@ -144,13 +140,19 @@ class RequestReport:
 
 def _phase(limits: RequestLimits) -> dict[str, Any]:
     return {
+        **_amounts(limits),
+        "regret_spent": 0.0,
+        "exceptions": 0,
+        "exhausted_at_token": None,
+    }
+
+
+def _amounts(limits: RequestLimits) -> dict[str, Any]:
+    return {
         "budget": limits.budget,
         "gate": limits.gate,
         "block_cap": limits.block_cap,
         "refill": limits.refill,
-        "regret_spent": 0.0,
-        "exceptions": 0,
-        "exhausted_at_token": None,
     }
 
 
