@@ -1,11 +1,9 @@
 """The command's options, checked, with one line for each mistake."""
 
-from collections.abc import Sequence
 from pathlib import Path
 
 from eval.calibrate.freeze import Base
 from eval.calibrate.grid import Grid
-from eval.calibrate.run import DataFile
 from eval.json_object import SPECULATION_EXAMPLE, read_object
 from eval.server.served import NotServed, Served, inspect_server, require_detailed
 
@@ -30,23 +28,6 @@ def read_base(
         return Base.read(config, drafter)
     speculation = read_object("--speculative-config", speculative_config or "", SPECULATION_EXAMPLE)
     return Base.of({"model": model, "speculative-config": speculation}, drafter)
-
-
-def read_data(entries: Sequence[str]) -> list[DataFile]:
-    """`NAME=FILE` each.
-
-    Raises:
-        ValueError: No `=`, no such file, or a name stands twice.
-    """
-    files = []
-    for entry in entries:
-        name, equals, path = entry.partition("=")
-        if not (name and equals and Path(path).is_file()):
-            raise ValueError(f"--data {entry}: give NAME=FILE.jsonl with a file that exists")
-        files.append(DataFile(name, Path(path)))
-    if len({file.name for file in files}) < len(files):
-        raise ValueError("--data: a NAME stands twice; give each file its own")
-    return files
 
 
 def read_grid(gates: str, block_caps: str, budgets: str, refills: str | None, max_regret: float) -> Grid:

@@ -1,7 +1,6 @@
 """One calibration from the first request to the chosen setting, resumable from its folder."""
 
 import asyncio
-import hashlib
 import json
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
@@ -15,6 +14,7 @@ from eval.calibrate.grid import Grid, Setting
 from eval.calibrate.outcome import Caps, Outcome, compare, measure_ledgers
 from eval.calibrate.rejections import ARM, XARGS, Rejections, first_rejections
 from eval.calibrate.search import Found, answers_needed, search
+from eval.data_option import DataFile
 from eval.server.served import Served
 from eval.settings_file import keep_settings
 
@@ -22,19 +22,6 @@ CONTROL = "strict"
 _CONTROL_XARGS: dict[str, Any] = {"asd_budget": 0}
 _CONDITIONS = "conditions.json"
 _ANSWERS = "answers.jsonl"
-
-
-@dataclass(frozen=True)
-class DataFile:
-    """One `--data NAME=FILE`."""
-
-    name: str
-    path: Path
-
-    @property
-    def sha256(self) -> str:
-        """Of the file."""
-        return hashlib.sha256(self.path.read_bytes()).hexdigest()
 
 
 @dataclass(frozen=True)

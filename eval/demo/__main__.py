@@ -14,6 +14,7 @@ from eval.demo.prompts import PROMPTS
 from eval.demo.render import Pair, Series, make_console, show_pair, show_summary
 from eval.models import default_cache_dir, prepare_low_precision_copy, prepare_smollm2
 from eval.server import VllmServer
+from eval.server.environment import dtype_args
 from vllm_asd import AsdConfig
 
 _MODEL = "smollm2"
@@ -46,7 +47,7 @@ and costs as much as the target itself; n-gram drafts cost next to nothing, but 
 model on a CPU. What carries over to a real drafter is the rounds, not the seconds. Nor do rounds say
 anything about quality: a model this small errs and repeats itself under either rule.
 Tokens per round leave out an answer's first token, which the prompt's own pass gives. The strict texts
-of the two drafters may differ: bf16 rounds differently where a batch has another shape."""
+of the two drafters may differ: sums round differently where a batch has another shape."""
 
 
 def main() -> int:
@@ -88,7 +89,8 @@ def run(console: Console) -> None:
     all_series = []
     for name, drafter in drafters.items():
         console.print(f"\n[bold]== Drafter: {name} ==[/bold]")
-        server = VllmServer(target, [*_SERVER_ARGS, "--speculative-config", json.dumps(drafter | _ASD)])
+        speculation = ["--speculative-config", json.dumps(drafter | _ASD)]
+        server = VllmServer(target, [*_SERVER_ARGS, *dtype_args(), *speculation])
         all_series.append(Series(name, _ask_all(console, server, text)))
     show_summary(console, all_series)
     console.print()

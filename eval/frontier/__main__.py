@@ -9,6 +9,7 @@ from typing import Annotated
 import typer
 
 from eval.answers import Prompt, read_prompts
+from eval.data_option import read_data
 from eval.frontier.arms import Arm, select
 from eval.frontier.engine import IN_PROCESS, NGRAM, Settings, run_arms
 from eval.frontier.experiments import EXPERIMENTS
@@ -47,6 +48,7 @@ def run(
     ] = None,
     method: Annotated[str, typer.Option(help="vLLM's name of the drafting method.")] = "eagle3",
     draft_tokens: Annotated[int, typer.Option(help="K.")] = 5,
+    dtype: Annotated[str, typer.Option(help="vLLM's; float32 is right and fast on any CPU.")] = "auto",
     arms: Annotated[
         str, typer.Option(help="Patterns of arm names, by commas; the control always runs.")
     ] = "*",
@@ -69,6 +71,7 @@ def run(
         drafter=drafter,
         method=method,
         draft_tokens=draft_tokens,
+        dtype=dtype,
         max_tokens=max_tokens or chosen.max_tokens,
         ignore_eos=chosen.ignore_eos,
         repetition_penalty=chosen.repetition_penalty,
@@ -103,12 +106,11 @@ def _measure(
 
 def _in_turn(data: list[str], limit: int) -> list[Prompt]:
     """One prompt of each set after the other, so that what is done first is balanced."""
-    sets = [entry.split("=", 1) for entry in data]
-    if wrong := [entry for entry in sets if len(entry) != 2]:
-        raise typer.BadParameter(f"--data {wrong[0][0]}: send NAME=FILE.jsonl")
-    if missing := [path for _, path in sets if not Path(path).is_file()]:
-        raise typer.BadParameter(f"--data {missing[0]}: no such file")
-    rows = zip_longest(*(read_prompts(name, Path(path), limit) for name, path in sets))
+    try:
+        files = read_data(data)
+    except ValueError as error:
+        raise typer.BadParameter(str(error)) from None
+    rows = zip_longest(*(read_prompts(file.name, file.path, limit) for file in files))
     return [prompt for prompt in chain.from_iterable(rows) if prompt is not None]
 
 

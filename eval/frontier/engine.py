@@ -31,6 +31,7 @@ class Settings:
         drafter: Folder of the drafter; None for a method that has none.
         method: vLLM's name of the drafting method.
         draft_tokens: K.
+        dtype: vLLM's `--dtype` for both models.
         max_tokens: Longest answer.
         ignore_eos: Whether every answer gets that long.
         repetition_penalty: vLLM's; 1 for none.
@@ -41,6 +42,7 @@ class Settings:
     drafter: Path | None
     method: str
     draft_tokens: int
+    dtype: str
     max_tokens: int
     ignore_eos: bool
     repetition_penalty: float
@@ -104,6 +106,7 @@ class _Engine:
         self.settings = settings
         self._llm: Any = LLM(
             model=str(settings.target),
+            dtype=settings.dtype,
             enforce_eager=True,
             max_num_seqs=settings.batch,
             per_request_spec_decode_metrics="detailed",

@@ -11,10 +11,12 @@ from rich.console import Console
 from rich.table import Table
 
 from eval.answers import collect, read_prompts
+from eval.data_option import read_data
 from eval.models import default_cache_dir, prepare_smollm2
 from eval.provenance import provenance
 from eval.rounds.summary import Summary, summarize
 from eval.server import VllmServer
+from eval.settings_file import keep_settings
 
 SCHEMA = "vllm-asd/rounds/1"
 # The order within a prompt; the control is run twice.
@@ -37,11 +39,10 @@ def main(
 ) -> None:
     """Count verification rounds, strict against relaxed, on SmolLM2-135M-Instruct. Resumes where it stopped.
 
+    More prompts or data sets add to what is there; other limits need another --output.
+
     Example: python -m eval.rounds --data gsm8k=gsm8k.jsonl --drafter eagle3-head --output out
     """
-    sets = [entry.split("=", 1) for entry in data]
-    todo = [prompt for name, path in sets for prompt in read_prompts(name, Path(path), prompts)]
-    output.mkdir(parents=True, exist_ok=True)
     speculation = {
         "method": method,
         "model": drafter,
@@ -52,6 +53,17 @@ def main(
         "asd_block_cap": block_cap,
         "asd_pricing": pricing,
     }
+    settings = {
+        "target": "SmolLM2-135M-Instruct",
+        "speculation": {**speculation, "model": Path(drafter).name},
+        "max_tokens": max_tokens,
+    }
+    try:
+        files = read_data(data)
+        keep_settings(output / "settings.json", settings)
+    except ValueError as error:
+        raise SystemExit(f"eval.rounds: {error}") from None
+    todo = [prompt for file in files for prompt in read_prompts(file.name, file.path, prompts)]
     args = ["--served-model-name", "smollm2", "--enforce-eager", "--max-model-len", "2048"]
     args += ["--max-num-seqs", str(concurrency), "--per-request-spec-decode-metrics", "detailed"]
     args += ["--speculative-config", json.dumps(speculation)]
@@ -59,14 +71,11 @@ def main(
         answers = asyncio.run(
             collect(server.base_url, "smollm2", todo, ARMS, output / "answers.jsonl", max_tokens, concurrency)
         )
-    summaries = [summarize(answers, name) for name, _ in sets] + [summarize(answers)]
-    speculation["model"] = Path(drafter).name
+    summaries = [summarize(answers, file.name) for file in files] + [summarize(answers)]
     report = {
         "schema": SCHEMA,
         **provenance(("python", "-m", "eval.rounds")),
-        "target": "SmolLM2-135M-Instruct",
-        "speculation": speculation,
-        "max_tokens": max_tokens,
+        **settings,
         "concurrency": concurrency,
         "summaries": [asdict(summary) for summary in summaries],
     }

@@ -10,6 +10,7 @@ import typer
 
 from eval.models import default_cache_dir, prepare_smollm2
 from eval.server import ServerDied, VllmServer
+from eval.server.environment import dtype_args
 
 ASD_NGRAM = {
     "method": "ngram",
@@ -42,7 +43,7 @@ def main(
     target = model or str(prepare_smollm2(default_cache_dir()))
     args = list(context.args) or DEFAULT_ARGS
     if model is None:
-        args = [*args, "--served-model-name", "smollm2"]
+        args = [*args, "--served-model-name", "smollm2", *(dtype_args() if "--dtype" not in args else [])]
     if speculative_config != "none":
         args = [*args, "--speculative-config", speculative_config]
     try:

@@ -58,6 +58,15 @@ def is_cpu_build() -> bool:
         return False
 
 
+def dtype_args() -> list[str]:
+    """Arguments of `vllm serve` for a model of ours: float32 on CPUs.
+
+    There bf16 is wrong with some CPUs' kernels and six times as slow with others' (docs/install.md), and it
+    rounds differently from one to the next.
+    """
+    return ["--dtype", "float32"] if is_cpu_build() else []
+
+
 def preload_libraries(current: str, prefix: Path) -> list[str]:
     """The libraries to preload, in order: Intel's OpenMP and, where the system has it, tcmalloc.
 

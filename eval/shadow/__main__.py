@@ -10,9 +10,11 @@ from rich.console import Console
 from rich.table import Table
 
 from eval.answers import read_prompts
+from eval.data_option import read_data
 from eval.models import default_cache_dir, prepare_smollm2
 from eval.provenance import provenance
 from eval.server.environment import enter_environment
+from eval.settings_file import keep_settings
 from eval.shadow.measure import IN_PROCESS, measure
 from eval.shadow.summary import Summary, summarize
 
@@ -30,13 +32,29 @@ def main(
 ) -> None:
     """Hold shadow mode's forecast against enforced runs, on SmolLM2-135M-Instruct with the default limits.
 
-    Resumes where it stopped. Example: python -m eval.shadow --data gsm8k=gsm8k.jsonl --drafter eagle3-head
-    --output out
+    Resumes where it stopped. More prompts or data sets add to what is there; another drafter, K or length
+    needs another --output.
+
+    Example: python -m eval.shadow --data gsm8k=gsm8k.jsonl --drafter eagle3-head --output out
     """
     enter_environment("eval.shadow", 2, IN_PROCESS)
-    sets = [entry.split("=", 1) for entry in data]
-    todo = [prompt for name, path in sets for prompt in read_prompts(name, Path(path), prompts)]
-    output.mkdir(parents=True, exist_ok=True)
+    speculation = {
+        "method": "eagle3",
+        "model": drafter,
+        "num_speculative_tokens": draft_tokens,
+        "rejection_sample_method": "asd",
+    }
+    settings = {
+        "target": "SmolLM2-135M-Instruct",
+        "speculation": {**speculation, "model": Path(drafter).name},
+        "max_tokens": max_tokens,
+    }
+    try:
+        files = read_data(data)
+        keep_settings(output / "settings.json", settings)
+    except ValueError as error:
+        raise SystemExit(f"eval.shadow: {error}") from None
+    todo = [prompt for file in files for prompt in read_prompts(file.name, file.path, prompts)]
 
     def engine() -> Any:
         from vllm import LLM
@@ -48,21 +66,16 @@ def main(
             max_num_seqs=batch,
             disable_log_stats=False,
             per_request_spec_decode_metrics="summary",
-            speculative_config={
-                "method": "eagle3",
-                "model": drafter,
-                "num_speculative_tokens": draft_tokens,
-                "rejection_sample_method": "asd",
-            },
+            speculative_config=speculation,
         )
 
     runs = measure(engine, todo, output / "runs.jsonl", max_tokens, batch)
-    names = [name for name, _ in sets] + ([None] if len(sets) > 1 else [])
+    names = [file.name for file in files] + ([None] if len(files) > 1 else [])
     summaries = [summarize(runs, name) for name in names]
     report = {
         "schema": SCHEMA,
         **provenance(["python", "-m", "eval.shadow"]),
-        "target": "SmolLM2-135M-Instruct",
+        **settings,
         "summaries": [asdict(summary) for summary in summaries],
     }
     (output / "summary.json").write_text(json.dumps(report, indent=2) + "\n")

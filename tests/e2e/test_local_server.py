@@ -31,7 +31,7 @@ def test_smollm2_answers_with_ngram_drafts(smollm2_dir: Path, tmp_path: Path) ->
         with urllib.request.urlopen(request, timeout=60) as response:
             choice = json.load(response)["choices"][0]
         processes = server.process_ids()
-    # What it says depends on the CPU: see `check_attention` in vllm_asd/diagnosis.py.
+    # What it says depends on the CPU: see `check_bf16` in vllm_asd/diagnosis.py.
     assert choice["message"]["content"].strip()
     assert choice["finish_reason"] in ("stop", "length")
     assert len(processes) > 1

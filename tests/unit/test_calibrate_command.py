@@ -208,7 +208,10 @@ def test_goes_on_after_a_failure_without_asking_twice(server: PlayedServer, fold
         (["--max-tokens=80"], "was begun with max_tokens=96, not 80: give the same, or another --output"),
         (["--max-regret=0.01"], "no setting keeps within the caps; the nearest, g"),
         (["--gates=0.5,x"], "--gates 0.5,x: give numbers"),
-        (["--data=maths=nowhere.jsonl"], "give NAME=FILE.jsonl with a file that exists"),
+        (
+            ["--data=maths=nowhere.jsonl"],
+            "--data maths=nowhere.jsonl: give NAME=FILE.jsonl with a file that exists",
+        ),
         (["--freeze=frozen.json"], "vLLM takes only .yaml"),
         (["--model=m"], "--model stands in the --config file"),
         (["--url=http://127.0.0.1:1"], "no vLLM server answers"),

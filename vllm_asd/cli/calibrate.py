@@ -71,11 +71,12 @@ def main(
         from eval.calibrate import inputs, run
         from eval.calibrate.freeze import refuse_other_file
         from eval.calibrate.outcome import Caps
+        from eval.data_option import read_data
 
         refuse_other_file(freeze, config)
         base = inputs.read_base(config, model, speculative_config, drafter)
         grid = inputs.read_grid(gates, block_caps, budgets, refills, max_regret)
-        files = inputs.read_data(data)
+        files = read_data(data)
         plan = run.Plan(
             served=inputs.read_server(url, served_model, base),
             data=files,

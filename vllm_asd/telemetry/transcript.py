@@ -98,7 +98,15 @@ class Transcript:
             if blocks
             else ("per block", "no block was verified"),
             ("budget refused", "never" if exhausted is None else f"first at token {exhausted}"),
+            ("guard", self._guard()),
         ]
+
+    def _guard(self) -> str:
+        """Off, or whether it tripped; a response of before there was one has it off."""
+        guarded = self.report.get("guarded_at_token")
+        if guarded is not None:
+            return f"nothing relaxed from token {guarded}"
+        return "on, never tripped" if self.report.get("guard") == "on" else "off"
 
     def _phases(self) -> list[tuple[str, str]]:
         """What each phase paid, in scope "phases"."""
