@@ -99,6 +99,7 @@ def _draw_panel(axis: "plt.Axes", panel: _Panel, rows: Sequence[Point | Replayed
     axis.set_xlabel(panel.x_label, fontsize=8)
     axis.set_ylabel(panel.y_label, fontsize=8)
     axis.set_xlim(0, _right_end(rows) if panel.cost == "regret" else None)
+    axis.set_ylim(bottom=min(0.0, axis.get_ylim()[0]))
     axis.grid(alpha=0.25)
     axis.spines[["top", "right"]].set_visible(False)
     axis.tick_params(labelsize=8)
