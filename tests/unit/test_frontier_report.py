@@ -192,7 +192,7 @@ def test_ngrams_need_no_folder_and_the_others_do() -> None:
     """Either way round it is said before an engine starts."""
     from eval.frontier.__main__ import _measure
 
-    settings = Settings(Path("t"), None, "ngram", 5, 96, False, 1.0, 8)
+    settings = Settings(Path("t"), None, "ngram", 5, "auto", 96, False, 1.0, 8)
     assert settings.speculation()["prompt_lookup_max"] == 4
     assert "model" not in settings.speculation()
     assert settings.described()["drafter"] is None
@@ -208,7 +208,7 @@ def test_a_folder_keeps_to_its_settings(tmp_path: Path) -> None:
     from eval.frontier.engine import Settings
 
     def measure(max_tokens: int, batch: int) -> None:
-        settings = Settings(Path("a/t"), Path("a/d"), "eagle3", 5, max_tokens, False, 1.0, batch)
+        settings = Settings(Path("a/t"), Path("a/d"), "eagle3", 5, "auto", max_tokens, False, 1.0, batch)
         _measure(settings, FRONTIER, "*", [], tmp_path)
 
     measure(96, 32)
