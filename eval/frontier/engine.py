@@ -95,6 +95,8 @@ class _UnderWay:
     arm: Arm
     token_ids: list[int] = field(default_factory=list)
     emitted: list[int] = field(default_factory=list)
+    # Of each step behind the first, as `Run.strict`.
+    strict: list[int] = field(default_factory=list)
 
 
 class _Engine:
@@ -132,6 +134,8 @@ class _Engine:
             for output in self._engine.step():
                 request, completion = under_way[output.request_id], output.outputs[0]
                 if completion.token_ids:
+                    if request.emitted:
+                        request.strict.append(self._strict_accepted(output.request_id))
                     request.token_ids += completion.token_ids
                     request.emitted.append(len(completion.token_ids))
                 if output.finished:
@@ -156,12 +160,18 @@ class _Engine:
         )
         self._engine.add_request(key, {"prompt_token_ids": token_ids}, params)
 
+    def _strict_accepted(self, key: str) -> int:
+        """What strict would have kept of the block that this step decided; 0 if there was none.
+
+        A step has none where a preempted request is computed anew.
+        """
+        decided = self._chooser.blocks.get(key, [])
+        return decided.pop().strict_accepted if decided else 0
+
     def _run(self, key: str, request: _UnderWay, completion: Any) -> Run:
         metrics: Mapping[str, Any] = completion.spec_decode_metrics.to_dict()
         report = metrics["asd"]
-        blocks = self._chooser.blocks.pop(key, [])
-        # vLLM may have scheduled one step more than the answer needed.
-        strict = [block.strict_accepted for block in blocks[: len(request.emitted) - 1]]
+        self._chooser.blocks.pop(key, None)
         return Run(
             task=request.prompt.task,
             id=request.prompt.id,
@@ -170,7 +180,7 @@ class _Engine:
             emitted=request.emitted,
             accepted=metrics["num_accepted_draft_tokens"],
             rounds=metrics["num_spec_steps"],
-            strict=strict if report["mode"] == "enforce" else None,
+            strict=request.strict if report["mode"] == "enforce" else None,
             exceptions=[(e["position"], e["regret"]) for e in report["exception_trace"]],
             finish_reason=completion.finish_reason,
             replay=dict(self._chooser.replay.sums.pop(key, {})),
