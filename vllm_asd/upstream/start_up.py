@@ -18,7 +18,7 @@ def end_in_one_line() -> None:
 
     Scripts, which may want to know where they were, keep their traceback.
     """
-    if _COMMAND_LINE not in sys.modules or getattr(sys.excepthook, "asd", False):
+    if not _is_command_line() or getattr(sys.excepthook, "asd", False):
         return
     others = sys.excepthook
 
@@ -30,6 +30,12 @@ def end_in_one_line() -> None:
 
     hook.asd = True  # type: ignore[attr-defined]
     sys.excepthook = hook
+
+
+def _is_command_line() -> bool:
+    """Whether this process runs ``vllm``, or ``python -m`` with its module, which then has another name."""
+    spec = getattr(sys.modules["__main__"], "__spec__", None)
+    return _COMMAND_LINE in sys.modules or (spec is not None and spec.name == _COMMAND_LINE)
 
 
 class _OnlyOurs(logging.Filter):
