@@ -11,12 +11,11 @@ from rich.console import Console
 from rich.table import Table
 
 from eval.answers import collect, read_prompts
-from eval.data_option import read_data
+from eval.measured_folder import begin
 from eval.models import default_cache_dir, prepare_smollm2
 from eval.provenance import provenance
 from eval.rounds.summary import Summary, summarize
 from eval.server import VllmServer
-from eval.settings_file import keep_settings
 
 SCHEMA = "vllm-asd/rounds/1"
 # The order within a prompt; the control is run twice.
@@ -53,16 +52,7 @@ def main(
         "asd_block_cap": block_cap,
         "asd_pricing": pricing,
     }
-    settings = {
-        "target": "SmolLM2-135M-Instruct",
-        "speculation": {**speculation, "model": Path(drafter).name},
-        "max_tokens": max_tokens,
-    }
-    try:
-        files = read_data(data)
-        keep_settings(output / "settings.json", settings)
-    except ValueError as error:
-        raise SystemExit(f"eval.rounds: {error}") from None
+    files, settings = begin("eval.rounds", data, output, speculation, max_tokens)
     todo = [prompt for file in files for prompt in read_prompts(file.name, file.path, prompts)]
     args = ["--served-model-name", "smollm2", "--enforce-eager", "--max-model-len", "2048"]
     args += ["--max-num-seqs", str(concurrency), "--per-request-spec-decode-metrics", "detailed"]

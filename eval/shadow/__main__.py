@@ -10,11 +10,10 @@ from rich.console import Console
 from rich.table import Table
 
 from eval.answers import read_prompts
-from eval.data_option import read_data
+from eval.measured_folder import begin
 from eval.models import default_cache_dir, prepare_smollm2
 from eval.provenance import provenance
 from eval.server.environment import enter_environment
-from eval.settings_file import keep_settings
 from eval.shadow.measure import IN_PROCESS, measure
 from eval.shadow.summary import Summary, summarize
 
@@ -44,16 +43,7 @@ def main(
         "num_speculative_tokens": draft_tokens,
         "rejection_sample_method": "asd",
     }
-    settings = {
-        "target": "SmolLM2-135M-Instruct",
-        "speculation": {**speculation, "model": Path(drafter).name},
-        "max_tokens": max_tokens,
-    }
-    try:
-        files = read_data(data)
-        keep_settings(output / "settings.json", settings)
-    except ValueError as error:
-        raise SystemExit(f"eval.shadow: {error}") from None
+    files, settings = begin("eval.shadow", data, output, speculation, max_tokens)
     todo = [prompt for file in files for prompt in read_prompts(file.name, file.path, prompts)]
 
     def engine() -> Any:
