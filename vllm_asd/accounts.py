@@ -6,45 +6,32 @@ the account is picked per row, on the device, so that what follows (the rule, th
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Iterable, Sequence
-from typing import NamedTuple
+from collections.abc import Iterable, Sequence
+from typing import TYPE_CHECKING, NamedTuple
 
 import torch
 from torch import Tensor
 
 from vllm_asd.config import AsdConfig, RequestLimits
-from vllm_asd.kernels import DraftBlocks, pad_rows
+from vllm_asd.kernels import Column, DraftBlocks, MaximaBlocks, Outcome, padded_drafts
 from vllm_asd.ledger import RegretLedger
 from vllm_asd.phase import PhaseTable, ThinkMarkers, before_marker, in_reasoning, starts_thinking
 
-
-class AccountRows(NamedTuple):
-    """The accounts of R rows.
-
-    Attributes:
-        slots: [R] int64, in the ledger.
-        gate: [R] float64.
-        block_cap: [R] int32.
-        shadow: [R] bool.
-    """
-
-    slots: Tensor
-    gate: Tensor
-    block_cap: Tensor
-    shadow: Tensor
+if TYPE_CHECKING:
+    from vllm_asd.batch import Emitted
 
 
 class BatchAccounts(NamedTuple):
     """What R rows keep from step to step.
 
     Attributes:
-        account: The rows' accounts; in scope "phases" those for the reasoning.
-        answer: Those for the answer, or None when there is one per request.
+        slots: [R] int64, the rows' accounts in the ledger; in scope "phases" those for the reasoning.
+        answer: [R] int64, those for the answer, or None when there is one per request.
         phase_slots: [R] int64, or None when phases are not followed.
     """
 
-    account: AccountRows
-    answer: AccountRows | None
+    slots: Tensor
+    answer: Tensor | None
     phase_slots: Tensor | None
 
 
@@ -52,27 +39,18 @@ class StepAccounts(NamedTuple):
     """What R rows of one step decide by and pay with.
 
     Attributes:
-        account: One per row.
+        slots: [R] int64, one account per row.
         thinking: [R] bool, the phase in which the step begins, or None when phases are not followed.
         phase_slots: [R] int64, or None likewise.
     """
 
-    account: AccountRows
+    slots: Tensor
     thinking: Tensor | None
     phase_slots: Tensor | None
 
-    def closed(self, where: Tensor) -> StepAccounts:
-        """With a gate of 0 in some of the rows [R] bool: those are strict, and pay nothing."""
-        gate = torch.where(where, 0, self.account.gate)
-        return self._replace(account=self.account._replace(gate=gate))
-
-    def rows(self, chunk: slice) -> StepAccounts:
-        """Some consecutive rows."""
-        return StepAccounts(
-            account=AccountRows(*(column[chunk] for column in self.account)),
-            thinking=None if self.thinking is None else self.thinking[chunk],
-            phase_slots=None if self.phase_slots is None else self.phase_slots[chunk],
-        )
+    def rows(self, first: int, number: int) -> StepAccounts:
+        """Some consecutive rows, as views."""
+        return StepAccounts(*(None if c is None else c[first : first + number] for c in self))  # type: ignore[arg-type]
 
 
 class Accounts:
@@ -130,27 +108,23 @@ class Accounts:
 
     def gather(self, request_ids: Sequence[str]) -> BatchAccounts:
         """Look up a batch of R requests; unknown ones get an account that is strict and never changes."""
-        answer = self._rows([_answer_id(i) for i in request_ids]) if self.per_phase else None
+        answer = self.ledger.slots([_answer_id(i) for i in request_ids]) if self.per_phase else None
         phase_slots = None if self.markers is None else self._phases.slots(request_ids)
-        return BatchAccounts(self._rows(request_ids), answer, phase_slots)
+        return BatchAccounts(self.ledger.slots(request_ids), answer, phase_slots)
 
     def at_step(self, batch: BatchAccounts) -> StepAccounts:
         """Read the phases in which a step begins, and pick each row's account by it."""
         if batch.phase_slots is None:
-            return StepAccounts(batch.account, None, None)
+            return StepAccounts(batch.slots, None, None)
         thinking = self._phases.thinking(batch.phase_slots)
-        account = batch.account
-        if batch.answer is not None:
-            account = AccountRows(
-                *(torch.where(thinking, *pair) for pair in zip(batch.account, batch.answer, strict=True))
-            )
-        return StepAccounts(account, thinking, batch.phase_slots)
+        slots = batch.slots if batch.answer is None else torch.where(thinking, batch.slots, batch.answer)
+        return StepAccounts(slots, thinking, batch.phase_slots)
 
-    def in_scope(self, blocks: DraftBlocks, rows: StepAccounts) -> Tensor | None:
-        """Where exceptions may be made: [R, K] bool, or None for everywhere."""
+    def in_scope(self, blocks: DraftBlocks | MaximaBlocks, rows: StepAccounts, width: int) -> Tensor | None:
+        """Where exceptions may be made: [R, width] bool, or None for everywhere."""
         if self.markers is None or rows.thinking is None:
             return None
-        draft_ids = pad_rows(blocks.draft_ids, blocks.cu_num_draft, blocks.width, -1)
+        draft_ids = padded_drafts(blocks, width)
         if self.per_phase:
             return before_marker(draft_ids, self.markers)
         return in_reasoning(draft_ids, rows.thinking, self.markers)
@@ -160,31 +134,40 @@ class Accounts:
         """Whether :meth:`settle` looks at what a step emitted."""
         return self._refills or self.markers is not None
 
-    def settle(self, rows: StepAccounts, charged: Tensor | None, emitted_ids: Tensor) -> Tensor | None:
+    def settle(self, rows: StepAccounts, outcome: Outcome | None, emitted: Emitted) -> Tensor | None:
         """Charge a step, credit its refill, and follow the phases through what it emitted.
 
         Args:
             rows: The whole step's.
-            charged: [R] float64, nats; None when the step verified no drafts.
-            emitted_ids: [R, W] int, padded with -1; looked at if :attr:`reads_output`.
+            outcome: The decisions, whose spending is written; None when the step verified no drafts.
+            emitted: Looked at if :attr:`reads_output`.
 
         Returns:
-            [R] float64, what each row's account has paid so far, in nats; None when nothing was to be done.
+            [R, 2] float64, what :meth:`restore` needs of the ledger; None when nothing was charged or
+            credited.
         """
         if self.markers is not None and rows.phase_slots is not None and rows.thinking is not None:
-            self._phases.follow(rows.phase_slots, emitted_ids, self.markers, rows.thinking)
-        emitted = (emitted_ids >= 0).sum(1) if self._refills else None
-        if charged is None:
-            if emitted is None:
-                return None
-            charged = torch.zeros_like(rows.account.gate)
-        return self.ledger.charge(rows.account.slots, charged, emitted)
+            self._phases.follow(rows.phase_slots, emitted.padded, self.markers, rows.thinking)
+        tokens = emitted.counts if self._refills else None
+        if outcome is not None:
+            charged, spent = outcome.column(Column.CHARGED), outcome.column(Column.SPENT)
+            return self.ledger.charge(rows.slots, charged, tokens, spent)
+        if tokens is None:
+            return None
+        nothing = torch.zeros(rows.slots.shape[0], dtype=torch.float64, device=rows.slots.device)
+        return self.ledger.charge(rows.slots, nothing, tokens, torch.empty_like(nothing))
 
-    def _rows(self, ids: Sequence[Hashable]) -> AccountRows:
-        slots = self.ledger.slots(ids)
-        view = self.ledger.view(slots)
-        # A column of the ledger's rows; the kernels want it dense.
-        return AccountRows(slots, view.gate.contiguous(), view.block_cap, view.shadow)
+    def restore(self, rows: StepAccounts, before: Tensor | None) -> None:
+        """Put accounts and phases back to where they were before a step.
+
+        Args:
+            rows: The step's, or some of them.
+            before: [R, 2] float64, what :meth:`settle` returned for them.
+        """
+        if before is not None:
+            self.ledger.restore(rows.slots, before)
+        if rows.phase_slots is not None and rows.thinking is not None:
+            self._phases.restore(rows.phase_slots, rows.thinking)
 
 
 def _answer_id(request_id: str) -> tuple[str, str]:

@@ -2,17 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
+from functools import cached_property
 from typing import NamedTuple
 
-import numpy as np
 import torch
 from torch import Tensor
 
 from vllm_asd.accounts import BatchAccounts, StepAccounts
 from vllm_asd.guard import GuardedRows
-from vllm_asd.kernels import Outcome
+from vllm_asd.kernels import Outcome, ProtectedIds, RowLimits
 
 
 class CoupledRows(NamedTuple):
@@ -26,6 +25,11 @@ class CoupledRows(NamedTuple):
     flags: list[bool]
     mask: Tensor
 
+    def rows(self, first: int, number: int) -> CoupledRows | None:
+        """Some consecutive rows; None when none of them is coupled."""
+        flags = self.flags[first : first + number]
+        return CoupledRows(flags, self.mask[first : first + number]) if any(flags) else None
+
 
 class Batch(NamedTuple):
     """What R rows keep from step to step, until the batch changes or a request comes or goes.
@@ -34,7 +38,7 @@ class Batch(NamedTuple):
         request_ids: In batch order.
         known: The same, None for those that have no entry.
         accounts: Their accounts.
-        protected_ids: [R, S] int64, padded with -1.
+        protected: The tokens that their exceptions leave alone.
         coupled: None when no row is.
         guard_slots: [R] int64, or None when no row is guarded.
     """
@@ -42,78 +46,64 @@ class Batch(NamedTuple):
     request_ids: list[str]
     known: list[str | None]
     accounts: BatchAccounts
-    protected_ids: Tensor
+    protected: ProtectedIds
     coupled: CoupledRows | None
     guard_slots: Tensor | None
 
 
-class StepRows(NamedTuple):
-    """Rows of the step under way, all or some.
-
-    Attributes:
-        known: Request ids, None for those that have no entry.
-        accounts: What they decide by and pay with.
-        protected_ids: [R, S] int64, padded with -1.
-        coupled: None when no row is.
-    """
-
-    known: list[str | None]
-    accounts: StepAccounts
-    protected_ids: Tensor
-    coupled: CoupledRows | None
-
-    def rows(self, first: int, number: int) -> StepRows:
-        """Some consecutive rows.
-
-        Raises:
-            RuntimeError: The step does not have them.
-        """
-        if first == 0 and number == len(self.known):
-            return self
-        if first + number > len(self.known):
-            raise RuntimeError(f"drafts for {number} rows from row {first} of a step of {len(self.known)}")
-        chunk = slice(first, first + number)
-        return StepRows(
-            known=self.known[chunk],
-            accounts=self.accounts.rows(chunk),
-            protected_ids=self.protected_ids[chunk],
-            coupled=self.coupled and CoupledRows(self.coupled.flags[chunk], self.coupled.mask[chunk]),
-        )
-
-
 @dataclass
 class Step:
-    """The step under way, and the decisions so far: one outcome per chunk of rows, in order."""
+    """The step under way.
 
-    rows: StepRows
-    guarded: GuardedRows | None
-    chunks: list[Outcome] = field(default_factory=list)
-    details: list[Tensor] = field(default_factory=list)
-
-    @classmethod
-    def of(cls, batch: Batch, accounts: StepAccounts, guarded: GuardedRows | None) -> Step:
-        """Start a step of a batch."""
-        return cls(StepRows(batch.known, accounts, batch.protected_ids, batch.coupled), guarded)
-
-    @property
-    def outcome(self) -> Outcome | None:
-        """The decisions for all rows; None when the step verifies no drafts."""
-        if len(self.chunks) < 2:
-            return self.chunks[0] if self.chunks else None
-        return Outcome(*(torch.cat(columns) for columns in zip(*self.chunks, strict=True)))
-
-    @property
-    def detail(self) -> Tensor | None:
-        """[R, 2 * E], what the level "detailed" adds; None at the others."""
-        return torch.cat(self.details) if self.details else None
-
-
-def padded_ids(sets: Sequence[np.ndarray]) -> np.ndarray:
-    """Pad R sets of ids with -1: [R, S] int64.
-
-    In numpy: a client may send its whole vocabulary as stop tokens, and every row is padded to that.
+    Attributes:
+        batch: Its rows.
+        accounts: What they decide by and pay with.
+        guarded: Their guards as the step begins; None when no row has one.
+        limits: What the rule knows about them; its scope is that of each chunk.
+        outcome: The decisions; None until drafts are verified.
+        decided: Rows decided so far.
     """
-    padded = np.full((len(sets), max(map(len, sets))), -1, dtype=np.int64)
-    for row, ids in zip(padded, sets, strict=True):
-        row[: len(ids)] = ids
-    return padded
+
+    batch: Batch
+    accounts: StepAccounts
+    guarded: GuardedRows | None
+    limits: RowLimits
+    outcome: Outcome | None = None
+    decided: int = 0
+
+
+@dataclass(frozen=True)
+class Emitted:
+    """What a step emitted.
+
+    Attributes:
+        ids: [R, W] int, in order. After ``num_tokens`` of a row anything; without it, -1.
+        num_tokens: [R] int, or None.
+        discarded: [R] bool, rows whose tokens vLLM throws away (partial prefills), or None.
+    """
+
+    ids: Tensor
+    num_tokens: Tensor | None = None
+    discarded: Tensor | None = None
+
+    @cached_property
+    def padded(self) -> Tensor:
+        """[R, W] int, padded with -1."""
+        ids = self.ids
+        if self.num_tokens is not None:
+            column = torch.arange(ids.shape[1], device=ids.device)
+            ids = torch.where(column < self.num_tokens.unsqueeze(1), ids, -1)
+        return ids if self.discarded is None else ids.masked_fill(self.discarded.unsqueeze(1), -1)
+
+    @cached_property
+    def counts(self) -> Tensor:
+        """[R] int, tokens per row."""
+        if self.num_tokens is not None and self.discarded is None:
+            return self.num_tokens
+        return (self.padded >= 0).sum(1)
+
+    def first(self, row: int, num_tokens: int) -> Emitted:
+        """The first tokens of one row, as a step of one row."""
+        ids = self.padded[row : row + 1]
+        column = torch.arange(ids.shape[1], device=ids.device)
+        return Emitted(ids.masked_fill(column >= num_tokens, -1))

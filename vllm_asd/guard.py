@@ -51,6 +51,15 @@ class GuardTable(SlotTable):
         """[R] bool for slots [R]."""
         return self._state[:, 0].index_select(0, slots) != 0
 
+    def rows(self, slots: Tensor) -> Tensor:
+        """Copy all that is kept of slots [R]; :meth:`restore` takes it."""
+        return self._state.index_select(0, slots)
+
+    def restore(self, slots: Tensor, rows: Tensor) -> None:
+        """Put slots [R] back to what they were, as :meth:`rows` gave it."""
+        self._flush()
+        self._state.index_copy_(0, slots, rows)
+
     def follow(
         self,
         slots: Tensor,

@@ -6,18 +6,15 @@ it.
 
 from collections.abc import Hashable, Sequence
 from dataclasses import dataclass
-from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
 from vllm_asd.config import RequestLimits
 from vllm_asd.kernels import charge_accounts
+from vllm_asd.kernels.accounts import BLOCK_CAP, BUDGET, GATE, GRANTED, NUM_COLUMNS, REFILL, REMAINING, SHADOW
 from vllm_asd.slots import SlotTable
 
-# Columns of the state; the first four are what charge_accounts() takes.
-_REMAINING, _GRANTED, _BUDGET, _REFILL, _GATE, _BLOCK_CAP, _SHADOW = range(7)
-_NUM_COLUMNS = 7
 _MAX_INT32 = 2**31 - 1
 
 
@@ -35,28 +32,17 @@ class LedgerEntry:
         return max(0.0, self.limits.budget + self.granted - self.remaining)
 
 
-class LedgerView(NamedTuple):
-    """Copies of R entries: block_cap [R] int32, shadow [R] bool, the others [R] float64, nats."""
-
-    remaining: Tensor
-    spent: Tensor
-    budget: Tensor
-    gate: Tensor
-    block_cap: Tensor
-    shadow: Tensor
-
-
 class RegretLedger(SlotTable):
     """Budgets by request id; all that a step calls is enqueued on the current stream and waits for nothing.
 
     Slot 0, which unknown ids and dummy rows get, is strict and never changes.
 
-    Per step: ``release``, ``admit``, ``slots``, ``remaining``, ``charge``, all on one stream.
+    Per step: ``release``, ``admit``, ``slots``, ``charge``, all on one stream.
     """
 
     def __init__(self, capacity: int, device: torch.device | str, pin_memory: bool = False) -> None:
         """Allocate an empty ledger; the arguments are :class:`SlotTable`'s."""
-        super().__init__(capacity, _NUM_COLUMNS, device, pin_memory)
+        super().__init__(capacity, NUM_COLUMNS, device, pin_memory)
 
     def admit(self, request_id: Hashable, limits: RequestLimits) -> None:
         """Open an entry with the full budget; an id that has one keeps it (a preempted request resumes)."""
@@ -72,46 +58,38 @@ class RegretLedger(SlotTable):
         """
         self._flush()
         row = self._state[self._slot_by_id[request_id]]
-        spent = row[_BUDGET] + row[_GRANTED] - row[_REMAINING]
-        row[_BUDGET:] = self.upload(_limit_columns(limits), torch.float64)
-        row[_REMAINING] = (limits.budget - spent).clamp(min=0)
-        row[_GRANTED] = spent - limits.budget + row[_REMAINING]
+        spent = row[BUDGET] + row[GRANTED] - row[REMAINING]
+        row[BUDGET:] = self.upload(_limit_columns(limits), torch.float64)
+        row[REMAINING] = (limits.budget - spent).clamp(min=0)
+        row[GRANTED] = spent - limits.budget + row[REMAINING]
 
-    def view(self, slots: Tensor) -> LedgerView:
-        """Gather what the acceptance rule needs.
+    @property
+    def accounts(self) -> Tensor:
+        """[S, NUM_COLUMNS] float64: all accounts by slot, columns as in :mod:`vllm_asd.kernels.accounts`.
 
-        Args:
-            slots: [R] int64, from :meth:`slots`.
-
-        Returns:
-            Copies, [R] each.
+        The tensor itself, good until the next :meth:`slots`.
         """
-        columns = self._state.index_select(0, slots).unbind(1)
-        return LedgerView(
-            remaining=columns[_REMAINING],
-            spent=columns[_BUDGET] + columns[_GRANTED] - columns[_REMAINING],
-            budget=columns[_BUDGET],
-            gate=columns[_GATE],
-            block_cap=columns[_BLOCK_CAP].to(torch.int32),
-            shadow=columns[_SHADOW] != 0,
-        )
+        return self._state
 
-    def remaining(self, slots: Tensor) -> Tensor:
-        """Gather what a step needs anew: [R] float64 nats for slots [R]; limits go with the batch."""
-        return self._state[:, _REMAINING].index_select(0, slots)
-
-    def charge(self, slots: Tensor, charged: Tensor, emitted_tokens: Tensor | None = None) -> Tensor:
+    def charge(self, slots: Tensor, charged: Tensor, emitted_tokens: Tensor | None, spent: Tensor) -> Tensor:
         """Take what a step cost, then credit the refill, up to the budget.
 
         Args:
             slots: [R] int64, from :meth:`slots`; distinct, except that 0 may occur any number of times.
             charged: [R] float64, nats, >= 0.
             emitted_tokens: [R] int, tokens that the step emitted for each row; None credits nothing.
+            spent: [R] float64, written: what each request has spent so far, in nats; 0 for slot 0.
 
         Returns:
-            [R] float64, what each request has spent so far, in nats; not meaningful for slot 0.
+            [R, 2] float64, what :meth:`restore` takes.
         """
-        return charge_accounts(self._state, slots, charged, emitted_tokens)
+        return charge_accounts(self._state, slots, charged, emitted_tokens, spent)
+
+    def restore(self, slots: Tensor, before: Tensor) -> None:
+        """Undo what :meth:`charge` did to slots [R], given what it returned for them: [R, 2] float64."""
+        self._flush()
+        self._state[:, REMAINING].index_copy_(0, slots, before[:, 0])
+        self._state[:, GRANTED].index_copy_(0, slots, before[:, 1])
 
     def spent(self, request_id: Hashable) -> float:
         """Read what a request has spent, in nats. Waits for the device: for reports and tests.
@@ -136,5 +114,5 @@ def _limit_columns(limits: RequestLimits) -> tuple[float, ...]:
 
 
 def _entry(row: Sequence[float]) -> LedgerEntry:
-    limits = RequestLimits(row[_BUDGET], row[_GATE], int(row[_BLOCK_CAP]), row[_REFILL], row[_SHADOW] != 0)
-    return LedgerEntry(limits, remaining=row[_REMAINING], granted=row[_GRANTED])
+    limits = RequestLimits(row[BUDGET], row[GATE], int(row[BLOCK_CAP]), row[REFILL], row[SHADOW] != 0)
+    return LedgerEntry(limits, remaining=row[REMAINING], granted=row[GRANTED])

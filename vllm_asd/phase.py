@@ -108,3 +108,8 @@ class PhaseTable(SlotTable):
         """
         after = thinking_after(emitted_ids, thinking, markers)[:, -1]
         self._state[slots, 0] = torch.where(slots > 0, after, False).to(torch.float64)
+
+    def restore(self, slots: Tensor, thinking: Tensor) -> None:
+        """Put the phases of slots [R] back to what they were: [R] bool, from :meth:`thinking`."""
+        self._flush()
+        self._state[slots, 0] = thinking.to(torch.float64)

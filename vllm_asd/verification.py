@@ -2,23 +2,43 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import NamedTuple
 
-import numpy as np
 import torch
 from torch import Tensor
 
-from vllm_asd.accounts import Accounts
-from vllm_asd.batch import Batch, CoupledRows, Step, padded_ids
+from vllm_asd.accounts import Accounts, StepAccounts
+from vllm_asd.batch import Batch, CoupledRows, Emitted, Step
 from vllm_asd.config import AsdConfig, RequestLimits
 from vllm_asd.guard import GuardedRows, GuardTable
-from vllm_asd.kernels import DraftBlocks, Outcome, RowLimits, verify_drafts, warm_up
+from vllm_asd.kernels import (
+    Column,
+    DraftBlocks,
+    MaximaBlocks,
+    Outcome,
+    RowLimits,
+    exception_details,
+    load,
+    verify_drafts,
+    verify_maxima,
+)
 from vllm_asd.phase import ThinkMarkers
-from vllm_asd.telemetry.exception_detail import exception_detail
+from vllm_asd.protected import ProtectedSets
+from vllm_asd.step_log import StepLog, StepRecord
 from vllm_asd.telemetry.step_report import StepReport
 
-_NO_IDS = np.zeros(0, dtype=np.int64)
+
+class DraftShape(NamedTuple):
+    """What is known of every step when the worker starts.
+
+    Attributes:
+        max_num_draft_tokens: K, the most draft tokens of a block.
+        vocab_size: V.
+    """
+
+    max_num_draft_tokens: int
+    vocab_size: int
 
 
 class _Request(NamedTuple):
@@ -27,14 +47,16 @@ class _Request(NamedTuple):
     Attributes:
         limits: In force now.
         sampled: Whether its temperature is above 0.
-        protected_ids: [S] int64.
+        protected: The row of its set of protected tokens.
         prompt_length: Tokens.
+        since_step: The first step that can be this request's: an id may be used again.
     """
 
     limits: RequestLimits
     sampled: bool
-    protected_ids: np.ndarray
+    protected: int
     prompt_length: int
+    since_step: int
 
     @property
     def is_coupled(self) -> bool:
@@ -45,9 +67,10 @@ class _Request(NamedTuple):
 class Verifier:
     """The rule, the ledger and the report for one engine worker.
 
-    A runner's seam calls, per step: :meth:`release` and :meth:`admit` from the scheduler's output,
-    :meth:`begin` before sampling, :meth:`relax` between the target's argmax and vLLM's own acceptance kernel,
-    and :meth:`finish` with the emitted tokens. Nothing here waits for the device.
+    A runner's seam calls, per step and in this order: :meth:`roll_back` for what the scheduler did not keep,
+    :meth:`start_step`, :meth:`release`, :meth:`admit`; :meth:`begin` before sampling; :meth:`relax` between
+    the target's argmax and vLLM's own acceptance kernel; :meth:`finish` with the emitted tokens. Nothing here
+    waits for the device.
     """
 
     def __init__(
@@ -55,6 +78,7 @@ class Verifier:
         config: AsdConfig,
         device: torch.device,
         capacity: int,
+        shape: DraftShape,
         markers: ThinkMarkers | None = None,
         detailed: bool = False,
     ) -> None:
@@ -64,6 +88,7 @@ class Verifier:
             config: The server's settings.
             device: Where the logits live.
             capacity: Requests to make room for at first.
+            shape: The sizes of a step.
             markers: The model's think tokens; needed unless ``asd_scope`` is "all".
             detailed: Report each exception's token and log-probability too, which reads its logits again.
 
@@ -71,15 +96,23 @@ class Verifier:
             ValueError: ``asd_scope`` is not "all" and there are no markers.
         """
         self.config = config
-        self._detailed = detailed
+        self.shape = shape
+        self._width = shape.max_num_draft_tokens
+        self._num_details = min(config.largest_block_cap, self._width) if detailed else 0
+        # q is at most K, and no request's gate is above the server's.
+        self._largest_regret = config.largest_gate * self._width
+        pinned = device.type == "cuda"
+        self._device = device
         self._accounts = Accounts(config, device, capacity, markers)
         self.ledger = self._accounts.ledger
-        guarded = capacity if config.asd_guard == "on" else 1
-        self._guards = GuardTable(guarded, device, pin_memory=device.type == "cuda")
+        self._guards = GuardTable(capacity if config.asd_guard == "on" else 1, device, pin_memory=pinned)
+        self._protected = ProtectedSets(shape.vocab_size, device, pin_memory=pinned)
         self._requests: dict[str, _Request] = {}
         self._batch: Batch | None = None
         self._step: Step | None = None
-        warm_up(device)
+        self._step_number: int | None = None
+        self._log = StepLog()
+        load(device)
 
     def admit(
         self,
@@ -114,15 +147,61 @@ class Verifier:
         self._batch = None
         self._accounts.admit(request_id, limits, prompt_ids)
         self._guard(request_id, limits)
-        self._requests[request_id] = _Request(limits, sampled, self._protected(stop_ids), prompt_length)
+        protected = self._protected.acquire(self._protected_ids(stop_ids))
+        since = 0 if self._step_number is None else self._step_number
+        self._requests[request_id] = _Request(limits, sampled, protected, prompt_length, since)
 
     def release(self, request_ids: Iterable[str]) -> None:
         """Close the entries of finished and aborted requests; unknown ids are ignored."""
-        gone = [request_id for request_id in request_ids if self._requests.pop(request_id, None) is not None]
+        gone = []
+        for request_id in request_ids:
+            request = self._requests.pop(request_id, None)
+            if request is not None:
+                gone.append(request_id)
+                self._protected.release(request.protected)
         if gone:
             self._batch = None
             self._accounts.release(gone)
             self._guards.release(gone)
+
+    def start_step(self, number: int, committed_through: int) -> None:
+        """Number the step that comes, so that the scheduler can say later what it kept of it.
+
+        Before :meth:`admit`, after :meth:`roll_back`.
+
+        Args:
+            number: The step's, as the scheduler counts.
+            committed_through: The scheduler has said what it kept of the steps up to this one.
+        """
+        self._step_number = number
+        self._log.forget_through(committed_through)
+
+    def roll_back(self, request_id: str, after_step: int, kept_tokens: int | None) -> None:
+        """Take back what the scheduler did not keep of a request: charge, refill, phase and guard.
+
+        Args:
+            request_id: Unknown ids are ignored.
+            after_step: Nothing was kept of the request's steps after this one.
+            kept_tokens: Tokens kept of step ``after_step``; None: all of them.
+        """
+        request = self._requests.get(request_id)
+        if request is None:
+            return
+        since = max(request.since_step, after_step if kept_tokens is not None else after_step + 1)
+        record, row = next(self._log.of(request_id, since), (None, 0))
+        if record is None:
+            return
+        accounts = record.accounts.rows(row, 1)
+        before = record.ledger_before
+        self._accounts.restore(accounts, None if before is None else before[row : row + 1])
+        guarded = None
+        if record.guard_slots is not None and record.guard_before is not None:
+            guard_before = record.guard_before[row : row + 1]
+            guarded = GuardedRows(record.guard_slots[row : row + 1], guard_before[:, 0] != 0)
+            self._guards.restore(guarded.slots, guard_before)
+        if record.number == after_step and kept_tokens:
+            outcome = None if record.outcome is None else record.outcome.rows(row, 1).cut(kept_tokens)
+            self._settle(accounts, guarded, outcome, record.emitted.first(row, kept_tokens))
 
     def begin(self, request_ids: Sequence[str]) -> bool:
         """Start a step.
@@ -152,72 +231,114 @@ class Verifier:
         Returns:
             None when there are none.
         """
-        if self._step is None or self._step.rows.coupled is None:
+        coupled = None if self._step is None else self._step.batch.coupled
+        if coupled is None:
             return None
-        rows = self._step.rows
-        coupled = rows.rows(first_row, len(rows.known) - first_row if number is None else number).coupled
-        return coupled if coupled is not None and any(coupled.flags) else None
+        return coupled.rows(first_row, len(coupled.flags) - first_row if number is None else number)
 
-    def rehearse(self, num_rows: int) -> None:
-        """Start a step of rows that belong to no request: it runs what a step runs and touches no entry."""
-        self._batch = None
-        self._step = self._start(self._gather([""] * num_rows))
-
-    def relax(self, blocks: DraftBlocks, first_row: int = 0, acceptable: Tensor | None = None) -> None:
-        """Decide rows of the step under way and rewrite ``blocks.argmax`` at the approved positions.
+    def relax(self, blocks: DraftBlocks | MaximaBlocks) -> None:
+        """Decide the next rows of the step under way and rewrite the argmax at the approved positions.
 
         Args:
             blocks: The drafts of consecutive rows, in the order of the ids given to :meth:`begin`. V1 brings
                 all rows at once, V2 in chunks.
-            first_row: Where in that order they begin.
-            acceptable: [R, K] bool, False where no exception may be made, or None.
+
+        Raises:
+            RuntimeError: The step does not have as many rows.
         """
         step = self._step
         if step is None:
             return
-        rows = step.rows.rows(first_row, blocks.cu_num_draft.shape[0])
-        in_scope = self._accounts.in_scope(blocks, rows.accounts)
-        if acceptable is not None:
-            in_scope = acceptable if in_scope is None else in_scope & acceptable
-        account = rows.accounts.account
-        limits = RowLimits(
-            remaining=self.ledger.remaining(account.slots),
-            gate=account.gate,
-            block_cap=account.block_cap,
-            shadow=account.shadow,
-            protected_ids=rows.protected_ids,
-            in_scope=in_scope,
-            pricing=self.config.asd_pricing,
-        )
-        outcome = verify_drafts(blocks, limits)
-        step.chunks.append(outcome)
-        if self._detailed:
-            step.details.append(exception_detail(blocks, outcome, self.config.largest_block_cap))
+        first, number, num_rows = step.decided, blocks.num_rows, len(step.batch.request_ids)
+        if first + number > num_rows:
+            raise RuntimeError(f"drafts for {number} rows from row {first} of a step of {num_rows}")
+        if step.outcome is None:
+            step.outcome = Outcome.empty(num_rows, self._width, self._num_details, self._device)
+        step.decided += number
+        outcome = step.outcome.rows(first, number)
+        limits = step.limits.rows(first, number)
+        if step.accounts.thinking is not None:
+            some = step.accounts.rows(first, number)
+            limits = limits._replace(in_scope=self._accounts.in_scope(blocks, some, self._width))
+        if isinstance(blocks, MaximaBlocks):
+            verify_maxima(blocks, limits, outcome, self._largest_regret)
+        else:
+            verify_drafts(blocks, limits, outcome)
+        if self._num_details:
+            exception_details(blocks, outcome)
 
-    def finish(self, emitted_ids: Tensor, discarded: Tensor | None = None) -> StepReport | None:
+    def finish(self, emitted: Emitted) -> StepReport | None:
         """Charge the step and start its report on the way to the host.
 
         Args:
-            emitted_ids: [R, W] int, what the sampler emitted per row, padded with -1.
-            discarded: [R] bool, rows whose tokens vLLM throws away (partial prefills), or None.
+            emitted: What the sampler emitted.
 
         Returns:
             The report of the rows that verified drafts, or None when no row did.
+
+        Raises:
+            RuntimeError: Some rows of the step were decided, and others were not.
         """
         step, self._step = self._step, None
         if step is None:
             return None
-        outcome, rows = step.outcome, step.rows
-        if discarded is not None and (step.guarded is not None or self._accounts.reads_output):
-            emitted_ids = emitted_ids.masked_fill(discarded.unsqueeze(1), -1)
-        guard = self._follow_guarded(step, outcome, emitted_ids)
-        charged = None if outcome is None else outcome.charged
-        spent = self._accounts.settle(rows.accounts, charged, emitted_ids)
-        if outcome is None or spent is None:
-            return None
-        thinking = rows.accounts.thinking if self._accounts.per_phase else None
-        shadow = rows.accounts.account.shadow
-        return StepReport.start(rows.known, outcome, spent, shadow, step.detail, thinking, guard)
+        outcome, num_rows = step.outcome, len(step.batch.request_ids)
+        if outcome is not None and step.decided != num_rows:
+            raise RuntimeError(f"drafts for {step.decided} of a step's {num_rows} rows")
+        guard_before = None
+        if step.guarded is not None and self._step_number is not None:
+            guard_before = self._guards.rows(step.guarded.slots)
+        before = self._settle(step.accounts, step.guarded, outcome, emitted)
+        if self._step_number is not None:
+            slots = None if step.guarded is None else step.guarded.slots
+            ids = step.batch.request_ids
+            self._log.append(
+                StepRecord(
+                    self._step_number, ids, step.accounts, outcome, emitted, before, slots, guard_before
+                )
+            )
+        return None if outcome is None else StepReport.start(step.batch.known, outcome)
+
+    def rehearse(self, run: Callable[[], None], emitted: Emitted) -> None:
+        """Run steps of rows that belong to no request, so that all that a step runs is compiled.
+
+        Args:
+            run: Brings one step's drafts to :meth:`relax`.
+            emitted: That step's tokens.
+        """
+        self._batch = None
+        number, self._step_number = self._step_number, None
+        num_rows = emitted.ids.shape[0]
+        for guarded in (False, True):
+            batch = self._gather([""] * num_rows)
+            if guarded:
+                batch = batch._replace(guard_slots=torch.zeros_like(batch.accounts.slots))
+            self._step = self._start(batch)
+            run()
+            self.finish(emitted)
+        self._step_number = number
+
+    def _settle(
+        self, accounts: StepAccounts, guarded: GuardedRows | None, outcome: Outcome | None, emitted: Emitted
+    ) -> Tensor | None:
+        """Show guards, accounts and phases what a step emitted, and write what the report says of it.
+
+        Returns:
+            [R, 2] float64, see :meth:`Accounts.settle`.
+        """
+        if guarded is not None:
+            exceptions = shadow_tokens = None
+            if outcome is not None:
+                exceptions = outcome.exception_regret >= 0
+                shadow = outcome.column(Column.SHADOW) != 0
+                shadow_tokens = torch.where(shadow, outcome.counts(Column.ACCEPTED) + 1, -1)
+            tripped = self._guards.follow(guarded.slots, emitted.padded, exceptions, shadow_tokens)
+            if outcome is not None:
+                outcome.column(Column.GUARD).copy_(guarded.tripped.to(torch.int8) + tripped)
+        before = self._accounts.settle(accounts, outcome, emitted)
+        if outcome is not None and self._accounts.per_phase and accounts.thinking is not None:
+            outcome.column(Column.THINKING).copy_(accounts.thinking)
+        return before
 
     def _guard(self, request_id: str, limits: RequestLimits) -> None:
         """Watch a request's output from now on, or no longer."""
@@ -226,44 +347,36 @@ class Verifier:
         else:
             self._guards.release([request_id])
 
-    def _follow_guarded(self, step: Step, outcome: Outcome | None, emitted_ids: Tensor) -> Tensor | None:
-        """Show the guards what a step emitted.
-
-        Returns:
-            [R] int8, :attr:`BlockReport.guard` of each row; None when none is guarded.
-        """
-        if step.guarded is None:
-            return None
-        exceptions = shadow_tokens = None
-        if outcome is not None:
-            exceptions = outcome.exception_regret >= 0
-            shadow_tokens = torch.where(step.rows.accounts.account.shadow, outcome.accepted + 1, -1)
-        tripped = self._guards.follow(step.guarded.slots, emitted_ids, exceptions, shadow_tokens)
-        return step.guarded.tripped.to(torch.int8) + tripped
-
-    def _protected(self, stop_ids: Iterable[int]) -> np.ndarray:
-        """The ids that a request's exceptions leave alone, in order."""
-        protected = set(stop_ids) if self.config.asd_protect == "stop" else set()
-        protected.update(self._accounts.markers or ())
-        return np.array(sorted(token for token in protected if token >= 0), dtype=np.int64)
+    def _protected_ids(self, stop_ids: Iterable[int]) -> Iterable[int]:
+        """The ids that a request's exceptions leave alone."""
+        markers = self._accounts.markers or ()
+        return [*(stop_ids if self.config.asd_protect == "stop" else ()), *markers]
 
     def _start(self, batch: Batch) -> Step:
         accounts = self._accounts.at_step(batch.accounts)
-        if batch.guard_slots is None:
-            return Step.of(batch, accounts, None)
-        tripped = self._guards.tripped(batch.guard_slots)
-        return Step.of(batch, accounts.closed(tripped), GuardedRows(batch.guard_slots, tripped))
+        guarded = None
+        if batch.guard_slots is not None:
+            guarded = GuardedRows(batch.guard_slots, self._guards.tripped(batch.guard_slots))
+        limits = RowLimits(
+            accounts=self.ledger.accounts,
+            slots=accounts.slots,
+            protected=batch.protected,
+            closed=None if guarded is None else guarded.tripped,
+            in_scope=None,
+            pricing=self.config.asd_pricing,
+        )
+        return Step(batch, accounts, guarded, limits)
 
     def _gather(self, request_ids: list[str]) -> Batch:
         found = [self._requests.get(request_id) for request_id in request_ids]
         flags = [request is not None and request.is_coupled for request in found]
         guarded = any(request_id in self._guards for request_id in request_ids)
-        protected = padded_ids([_NO_IDS if request is None else request.protected_ids for request in found])
+        sets = [0 if request is None else request.protected for request in found]
         return Batch(
             request_ids=request_ids,
             known=[i if request is not None else None for i, request in zip(request_ids, found, strict=True)],
             accounts=self._accounts.gather(request_ids),
-            protected_ids=self.ledger.upload(protected, torch.int64),
+            protected=self._protected.of_rows(self.ledger.upload(sets, torch.int64)),
             coupled=CoupledRows(flags, self.ledger.upload(flags, torch.bool)) if any(flags) else None,
             guard_slots=self._guards.slots(request_ids) if guarded else None,
         )

@@ -1,30 +1,35 @@
 """Scoring of draft tokens against the target's logits, and the decision. Imports no vLLM."""
 
-from vllm_asd.kernels.blocks import Alignment, BlockMaxima, put_back
+from vllm_asd.kernels.blocks import MaximaBlocks, padded_drafts, verify_maxima_reference
 from vllm_asd.kernels.charge import charge_accounts_reference
-from vllm_asd.kernels.dispatch import align, charge_accounts, free_of_nan, verify_drafts, warm_up
+from vllm_asd.kernels.detail import exception_details_reference
+from vllm_asd.kernels.dispatch import charge_accounts, exception_details, load, verify_drafts, verify_maxima
 from vllm_asd.kernels.gumbel import add_gumbel_noise
+from vllm_asd.kernels.outcome import Column, Outcome
 from vllm_asd.kernels.reference import DraftScores, pad_rows, row_positions, score_drafts, unpad_rows
-from vllm_asd.kernels.verify import DraftBlocks, Outcome, RowLimits, verify_drafts_reference
+from vllm_asd.kernels.verify import DraftBlocks, ProtectedIds, RowLimits, verify_drafts_reference
 
 __all__ = [
-    "Alignment",
-    "BlockMaxima",
+    "Column",
     "DraftBlocks",
     "DraftScores",
+    "MaximaBlocks",
     "Outcome",
+    "ProtectedIds",
     "RowLimits",
     "add_gumbel_noise",
-    "align",
     "charge_accounts",
     "charge_accounts_reference",
-    "free_of_nan",
+    "exception_details",
+    "exception_details_reference",
+    "load",
     "pad_rows",
-    "put_back",
+    "padded_drafts",
     "row_positions",
     "score_drafts",
     "unpad_rows",
     "verify_drafts",
     "verify_drafts_reference",
-    "warm_up",
+    "verify_maxima",
+    "verify_maxima_reference",
 ]

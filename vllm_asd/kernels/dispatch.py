@@ -10,51 +10,52 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from vllm_asd.kernels import blocks as block_maxima
-from vllm_asd.kernels.blocks import Alignment, BlockMaxima
+from vllm_asd.kernels.blocks import MaximaBlocks, verify_maxima_reference
 from vllm_asd.kernels.charge import charge_accounts_reference
-from vllm_asd.kernels.verify import DraftBlocks, Outcome, RowLimits, verify_drafts_reference
+from vllm_asd.kernels.detail import exception_details_reference
+from vllm_asd.kernels.outcome import Outcome
+from vllm_asd.kernels.verify import DraftBlocks, RowLimits, verify_drafts_reference
 
 logger = logging.getLogger("vllm.vllm_asd")
 
 
 class _Kernels(NamedTuple):
-    verify: Callable[[DraftBlocks, RowLimits], Outcome] = verify_drafts_reference
-    charge: Callable[[Tensor, Tensor, Tensor, Tensor | None], Tensor] = charge_accounts_reference
-    align: Callable[[BlockMaxima, Tensor, Tensor, int], Alignment] = block_maxima.align
-    free_of_nan: Callable[[DraftBlocks, float], Tensor] = block_maxima.free_of_nan
+    verify_drafts: Callable[[DraftBlocks, RowLimits, Outcome], None] = verify_drafts_reference
+    verify_maxima: Callable[[MaximaBlocks, RowLimits, Outcome, float], None] = verify_maxima_reference
+    charge: Callable[[Tensor, Tensor, Tensor, Tensor | None, Tensor], Tensor] = charge_accounts_reference
+    details: Callable[[DraftBlocks | MaximaBlocks, Outcome], None] = exception_details_reference
 
 
 _REFERENCE = _Kernels()
 
 
-def verify_drafts(blocks: DraftBlocks, rows: RowLimits) -> Outcome:
+def verify_drafts(blocks: DraftBlocks, rows: RowLimits, outcome: Outcome) -> None:
     """Decide one step with the fastest implementation for the device of ``blocks``.
 
     Same contract as :func:`verify_drafts_reference`, with the same results bit for bit.
     """
-    return _kernels(blocks.logits.device.type).verify(blocks, rows)
+    _kernels(blocks.logits.device.type).verify_drafts(blocks, rows, outcome)
+
+
+def verify_maxima(blocks: MaximaBlocks, rows: RowLimits, outcome: Outcome, largest_regret: float) -> None:
+    """Decide one step from block maxima; see :func:`vllm_asd.kernels.blocks.verify_maxima_reference`."""
+    _kernels(blocks.logits.device.type).verify_maxima(blocks, rows, outcome, largest_regret)
 
 
 def charge_accounts(
-    accounts: Tensor, slots: Tensor, charged: Tensor, emitted_tokens: Tensor | None
+    accounts: Tensor, slots: Tensor, charged: Tensor, emitted_tokens: Tensor | None, spent: Tensor
 ) -> Tensor:
     """Charge one step; :func:`charge_accounts_reference`'s contract, with the same results bit for bit."""
-    return _kernels(accounts.device.type).charge(accounts, slots, charged, emitted_tokens)
+    return _kernels(accounts.device.type).charge(accounts, slots, charged, emitted_tokens, spent)
 
 
-def align(maxima: BlockMaxima, draft_sampled: Tensor, cu_num_logits: Tensor, width: int) -> Alignment:
-    """Combine block maxima; see :func:`vllm_asd.kernels.blocks.align`."""
-    return _kernels(draft_sampled.device.type).align(maxima, draft_sampled, cu_num_logits, width)
+def exception_details(blocks: DraftBlocks | MaximaBlocks, outcome: Outcome) -> None:
+    """Look exceptions up; :func:`exception_details_reference`'s contract, to rounding."""
+    _kernels(blocks.logits.device.type).details(blocks, outcome)
 
 
-def free_of_nan(blocks: DraftBlocks, largest_regret: float) -> Tensor:
-    """Look for NaN in near misses; see :func:`vllm_asd.kernels.blocks.free_of_nan`."""
-    return _kernels(blocks.logits.device.type).free_of_nan(blocks, largest_regret)
-
-
-def warm_up(device: torch.device) -> None:
-    """Compile what runs on a device, at start-up: no request should wait for it."""
+def load(device: torch.device) -> None:
+    """Import, and on a CPU compile, what runs on a device: no request should wait for it."""
     _kernels(device.type)
 
 
@@ -72,18 +73,18 @@ def _load_cpu() -> _Kernels:
         logger.warning("ASD: decides in plain torch, which is slower at small batches: %s", error)
         return _REFERENCE
     cpu.warm_up()
-    return _Kernels(verify=cpu.verify_drafts_cpu, charge=cpu.charge_accounts_cpu)
+    return _REFERENCE._replace(verify_drafts=cpu.verify_drafts_cpu, charge=cpu.charge_accounts_cpu)
 
 
 def _load_triton() -> _Kernels:
     try:
-        from vllm_asd.kernels import triton_blocks, triton_charge, triton_verify
+        from vllm_asd.kernels import triton_charge, triton_detail, triton_verify
     except ImportError as error:
         logger.warning("ASD: decides in plain torch, with more launches per step: %s", error)
         return _REFERENCE
     return _Kernels(
-        verify=triton_verify.verify_drafts_triton,
+        verify_drafts=triton_verify.verify_drafts_triton,
+        verify_maxima=triton_verify.verify_maxima_triton,
         charge=triton_charge.charge_accounts_triton,
-        align=triton_blocks.align,
-        free_of_nan=triton_blocks.free_of_nan,
+        details=triton_detail.exception_details_triton,
     )

@@ -31,14 +31,13 @@ NUM_SCALARS = len(Column)
 class Outcome(NamedTuple):
     """The decisions of a step's R rows.
 
-    float64 throughout, which holds every token id and count exactly: one allocation, and one copy to the host.
+    float64 throughout, which holds every token id and count exactly: one allocation, one copy to the host.
 
     Attributes:
         table: [R, NUM_SCALARS + 2 * K + 2 * E] float64: the scalars in :class:`Column`'s order; the regret of
-            each kept exception, -1 elsewhere; vLLM's argmax at those positions, before any rewriting (what
-            stands at the other positions is unspecified but initialised); at the metrics level "detailed" the
-            kept token of each exception in order, then the target's log-probability of its own token there
-            (0 after the last exception).
+            each kept exception, -1 elsewhere; vLLM's argmax at those positions, before any rewriting, -1
+            elsewhere; at the metrics level "detailed" the kept token of each exception in order, then the
+            target's log-probability of its own token there (0 after the last exception).
         width: K, the most draft tokens of a block.
     """
 
@@ -62,6 +61,22 @@ class Outcome(NamedTuple):
         """Some consecutive rows, as a view."""
         return Outcome(self.table[first : first + number], self.width)
 
+    def cut(self, kept_tokens: int) -> Outcome:
+        """The same decisions as far as the first tokens of each block go: a copy, its charge and counts cut.
+
+        Under shadow the tail of the block was never emitted: there what would have been kept stays whole.
+        """
+        cut = Outcome(self.table.clone(), self.width)
+        shadow = self.column(Column.SHADOW) != 0
+        accepted = self.column(Column.ACCEPTED)
+        cut.column(Column.ACCEPTED).copy_(torch.where(shadow, accepted, accepted.clamp(max=kept_tokens)))
+        lost = torch.arange(self.width, device=self.table.device) >= kept_tokens
+        regret = cut.exception_regret.masked_fill_(lost & ~shadow.unsqueeze(1), -1.0)
+        # In the order of the tokens, as the decision summed them.
+        charged = regret.clamp(min=0).cumsum(1)[:, -1] if self.width else torch.zeros_like(accepted)
+        cut.column(Column.CHARGED).copy_(charged)
+        return cut
+
     def column(self, column: Column) -> Tensor:
         """[R] float64, a view."""
         return self.table[:, column]
@@ -77,7 +92,7 @@ class Outcome(NamedTuple):
 
     @property
     def target_ids(self) -> Tensor:
-        """[R, K] float64 holding token ids, good where an exception was kept. A view."""
+        """[R, K] float64 holding token ids; -1 where no exception was kept. A view."""
         return self.table[:, NUM_SCALARS + self.width : NUM_SCALARS + 2 * self.width]
 
     @property

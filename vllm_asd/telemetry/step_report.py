@@ -39,7 +39,7 @@ class StepBlocks(NamedTuple):
 
     @property
     def target_ids(self) -> np.ndarray:
-        """[M, K] float64 holding token ids, good where an exception was kept. A view."""
+        """[M, K] float64 holding token ids; -1 where no exception was kept. A view."""
         ids: np.ndarray = self.table[:, NUM_SCALARS + self.width : NUM_SCALARS + 2 * self.width]
         return ids
 

@@ -1,8 +1,8 @@
 """What the scheduler tells the worker with the next step: which of the tokens it was given were kept.
 
 The worker charges a step as it decides it. The scheduler may throw the output away afterwards (a reset of the
-prefix cache, a failed KV load, the steps in flight when a session's chunk ends), or keep its first tokens only.
-Each schedule says so, and the worker takes back what was not kept before it runs the next step.
+prefix cache, a failed KV load, the steps in flight when a session's chunk ends), or keep its first tokens
+only. Each schedule says so, and the worker takes back what was not kept before it runs the next step.
 """
 
 from __future__ import annotations

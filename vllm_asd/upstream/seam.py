@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Callable
 from typing import Any
 
@@ -10,7 +11,7 @@ from vllm_asd.telemetry.step_report import StepReport
 from vllm_asd.upstream import way_back, wire
 from vllm_asd.upstream.rank_fault import fault_ends_silent_rank
 from vllm_asd.upstream.think_markers import think_markers
-from vllm_asd.verification import Verifier
+from vllm_asd.verification import DraftShape, Verifier
 
 
 def make_verifier(runner: Any, vllm_config: Any, config: AsdConfig, capacity: int) -> Verifier:
@@ -20,16 +21,24 @@ def make_verifier(runner: Any, vllm_config: Any, config: AsdConfig, capacity: in
         AsdConfigError: ``asd_scope`` is not "all" and vLLM knows no think tokens.
     """
     markers = None if config.asd_scope == "all" else think_markers(vllm_config, config.asd_scope)
-    return Verifier(config, runner.device, capacity, markers, wire.wants_detail(vllm_config))
+    shape = DraftShape(
+        max_num_draft_tokens=vllm_config.speculative_config.num_speculative_tokens,
+        vocab_size=vllm_config.model_config.get_vocab_size(),
+    )
+    return Verifier(config, runner.device, capacity, shape, markers, wire.wants_detail(vllm_config))
 
 
-class Seam:
+class Seam(ABC):
     """What a runner needs between its steps."""
 
     def __init__(self, verifier: Verifier) -> None:
         """Hold the verifier that serves the runner."""
         self.verifier = verifier
         self._report: StepReport | None = None
+
+    @abstractmethod
+    def warm_up(self) -> None:
+        """Compile, before the server takes requests, every kernel that a step may launch."""
 
     def wrap_sample_tokens(self, original: Callable[..., Any]) -> Callable[..., Any]:
         """Send the step's report along with the step's output."""

@@ -3,6 +3,11 @@
 vLLM's ``RejectionSampler`` computes the target's argmax and hands it, with the drafts, to one kernel per
 request kind. At the approved positions the argmax is rewritten to the draft token; the kernel, the sampled
 rows, the logprobs and the bonus token stay vLLM's. (vLLM 0.33's own lossy method, FLy, enters the same way.)
+
+What is read of vLLM's tensors, and which elements it leaves unwritten: ``target_argmax`` [N] (all written,
+also for sampled rows), the logits behind it [N, V] (all), ``draft_token_ids`` [N] and ``cu_num_draft_tokens`` [R]
+(all), ``sampled_token_ids`` [R, K + 1] (filled with -1 before the kernels run), ``discard_request_mask`` (its
+first R).
 """
 
 from __future__ import annotations
@@ -12,6 +17,9 @@ from contextlib import contextmanager
 from contextvars import ContextVar
 from typing import Any
 
+import torch
+
+from vllm_asd.batch import Emitted
 from vllm_asd.config import AsdConfig
 from vllm_asd.kernels import DraftBlocks
 from vllm_asd.upstream import cpu_expand
@@ -105,6 +113,7 @@ def attach(runner: Any, vllm_config: Any, config: AsdConfig) -> None:
     EXECUTE_MODEL.bind(runner, seam.wrap_execute_model)
     SAMPLE.bind(runner, seam.wrap_sample)
     SAMPLE_TOKENS.bind(runner, seam.wrap_sample_tokens)
+    runner.asd_seam = seam
     runner.asd_verifier = seam.verifier
 
 
@@ -131,7 +140,9 @@ class V1Seam(Seam):
 
         def apply_logits_processors(*args: Any, **kwargs: Any) -> Any:
             logits = original(*args, **kwargs)
-            self._logits = logits
+            # Only inside a step: those of vLLM's profiling would stay alive until the first one.
+            if _current.get() is self:
+                self._logits = logits
             return logits
 
         return apply_logits_processors
@@ -144,10 +155,26 @@ class V1Seam(Seam):
                 output = original(logits, spec_decode_metadata)
             num_rows = output.sampled_token_ids.shape[0]
             discarded = self.runner.discard_request_mask.gpu[:num_rows]
-            self._report = self.verifier.finish(output.sampled_token_ids, discarded)
+            self._report = self.verifier.finish(Emitted(output.sampled_token_ids, discarded=discarded))
             return output
 
         return sample
+
+    def warm_up(self) -> None:
+        """Run the rule once on a row that belongs to no request; see :meth:`Seam.warm_up`."""
+        device, shape = self.runner.device, self.verifier.shape
+        width = shape.max_num_draft_tokens
+        drafts = torch.zeros(width, dtype=torch.int32, device=device)
+        blocks = DraftBlocks(
+            logits=torch.zeros(width, shape.vocab_size, device=device),
+            argmax=torch.zeros(width, dtype=torch.int64, device=device),
+            draft_ids=drafts,
+            cu_num_draft=torch.full((1,), width, dtype=torch.int32, device=device),
+            width=width,
+        )
+        emitted = drafts.new_full((1, width + 1), -1)
+        discarded = torch.zeros(1, dtype=torch.bool, device=device)
+        self.verifier.rehearse(lambda: self.verifier.relax(blocks), Emitted(emitted, discarded=discarded))
 
     def couple(self, arguments: dict[str, Any]) -> None:
         """Perturb the step's coupled rows in the arguments of ``rejection_sample``, if there are any."""

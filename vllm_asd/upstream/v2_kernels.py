@@ -4,6 +4,14 @@ The first kernel leaves, per row of logits and per block of the vocabulary, the 
 second combines the blocks to the target's argmax and compares it with the draft. At approved positions the
 winning block's token is rewritten to the draft token. The logits are not read a second time, and the sampled
 rows, the logprobs and the bonus token stay vLLM's.
+
+What is read of vLLM's tensors, and which elements it leaves unwritten (``new_empty``):
+
+- ``target_local_max`` [N, B]: unwritten in rows whose place in the block is K or more, the bonus row of a
+  full block; in sampled rows it is the maximum as well.
+- ``target_local_argmax`` [N, B]: unwritten there, and in all rows of sampled requests.
+- ``target_logits`` [N, V], ``draft_sampled`` [N] (-1: never to be accepted), ``cu_num_logits`` [R + 1]: all
+  written. Under adaptive verification only the device's ``cu_num_logits`` is right, which is the one read.
 """
 
 from __future__ import annotations
@@ -12,17 +20,12 @@ from collections.abc import Callable
 from contextvars import ContextVar
 from typing import Any, Protocol
 
-import torch
-from torch import Tensor
-
-from vllm_asd.kernels import BlockMaxima, DraftBlocks, align, put_back
-from vllm_asd.kernels.blocks import VOCAB_BLOCK
+from vllm_asd.kernels import MaximaBlocks
 from vllm_asd.upstream.patching import Patch
 
 REJECTION_KERNEL = Patch(
     target="vllm.v1.worker.gpu.spec_decode.rejection_sampler_utils:_rejection_kernel",
     parameters=(
-        "sampled_ptr",
         "target_logits_ptr",
         "target_local_argmax_ptr",
         "target_local_max_ptr",
@@ -40,8 +43,8 @@ REJECTION_KERNEL = Patch(
 class Relaxer(Protocol):
     """Who decides; see :meth:`vllm_asd.upstream.v2_runner.V2Seam.relax`."""
 
-    def relax(self, blocks: DraftBlocks) -> None:
-        """Rewrite ``blocks.argmax`` in place at the approved positions."""
+    def relax(self, blocks: MaximaBlocks) -> None:
+        """Rewrite ``blocks.block_argmax`` in place at the approved positions."""
 
 
 current: ContextVar[Relaxer | None] = ContextVar("vllm_asd_v2_seam", default=None)
@@ -78,37 +81,12 @@ class RelaxedRejectionKernel:
 
 def _relax(relaxer: Relaxer, launch: dict[str, Any]) -> None:
     """Let the rule decide on the arguments of one launch, and rewrite the block tokens in place."""
-    local_max, local_argmax = launch["target_local_max_ptr"], launch["target_local_argmax_ptr"]
-    cu_num_logits, width = launch["cu_num_logits_ptr"], launch["sampled_ptr"].shape[1]
-    alignment = align(BlockMaxima(local_max, local_argmax), launch["draft_sampled_ptr"], cu_num_logits, width)
     relaxer.relax(
-        DraftBlocks(
+        MaximaBlocks(
             logits=launch["target_logits_ptr"],
-            argmax=alignment.argmax,
-            draft_ids=alignment.draft_ids,
-            cu_num_draft=cu_num_logits[1:],
-            width=width,
+            block_max=launch["target_local_max_ptr"],
+            block_argmax=launch["target_local_argmax_ptr"],
+            draft_sampled=launch["draft_sampled_ptr"],
+            cu_num_logits=launch["cu_num_logits_ptr"],
         )
     )
-    put_back(local_argmax, alignment)
-
-
-def rehearse(relaxer: Relaxer, logits: Tensor, width: int) -> None:
-    """Run the rule once as a step would, on a request of one token, so that all kernels are compiled.
-
-    Args:
-        relaxer: Ready for a step of one row.
-        logits: [width, V], of a step's dtype; not read for what they say.
-        width: As in :func:`_relax`.
-    """
-    num_blocks = -(-logits.shape[1] // VOCAB_BLOCK)
-    ids = torch.zeros(width, dtype=torch.int64, device=logits.device)
-    launch = {
-        "sampled_ptr": ids.new_empty(1, width),
-        "target_logits_ptr": logits,
-        "target_local_argmax_ptr": ids.new_zeros(width, num_blocks),
-        "target_local_max_ptr": logits.new_zeros(width, num_blocks, dtype=torch.float32),
-        "draft_sampled_ptr": ids.to(torch.int32),
-        "cu_num_logits_ptr": torch.arange(0, width + 1, width, dtype=torch.int32, device=logits.device),
-    }
-    _relax(relaxer, launch)

@@ -3,6 +3,10 @@
 The decision itself is made in :mod:`vllm_asd.upstream.v2_kernels`. Dummy runs, graph capture and the padding
 of CUDA graphs never come through ``sample``; the requests of vLLM's kernel warm-up do, as any other request,
 and are gone from the ledger when the warm-up ends.
+
+What is read of vLLM's tensors here, and which elements it leaves unwritten: ``sampled_token_ids`` [R, K + 1]
+(unwritten after a row's ``num_sampled``), ``num_sampled`` [R] (all written; 0 for prefills that are not
+complete). The others are in :mod:`vllm_asd.upstream.v2_kernels`.
 """
 
 from __future__ import annotations
@@ -13,14 +17,16 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from vllm_asd.batch import CoupledRows, Emitted
 from vllm_asd.config import AsdConfig, AsdConfigError
-from vllm_asd.kernels import DraftBlocks, free_of_nan
+from vllm_asd.kernels import MaximaBlocks
+from vllm_asd.kernels.blocks import VOCAB_BLOCK
 from vllm_asd.upstream.arguments import with_arguments
 from vllm_asd.upstream.patching import APPLIED, Patch
 from vllm_asd.upstream.scheduled import follow_schedule
 from vllm_asd.upstream.seam import Seam, make_verifier
 from vllm_asd.upstream.v2_gumbel import REJECTION_SAMPLE, perturb, require_noise
-from vllm_asd.upstream.v2_kernels import REJECTION_KERNEL, RelaxedRejectionKernel, current, rehearse
+from vllm_asd.upstream.v2_kernels import REJECTION_KERNEL, RelaxedRejectionKernel, current
 from vllm_asd.verification import Verifier
 
 MODULE = "vllm.v1.worker.gpu.model_runner"
@@ -86,12 +92,17 @@ def attach(runner: Any, vllm_config: Any, config: AsdConfig) -> None:
     Raises:
         PatchError: The installed vLLM is not what the records expect.
     """
+    if not runner.is_last_pp_rank:
+        return
+    # Made here and not where the model is loaded: vLLM loads into a memory pool whose content a level-2 sleep
+    # throws away, and the ledger must outlive it.
+    seam = V2Seam(runner, make_verifier(runner, vllm_config, config, runner.max_num_reqs))
 
     def wrap_load_model(original: Callable[..., Any]) -> Callable[..., Any]:
         def load_model(*args: Any, **kwargs: Any) -> Any:
             result = original(*args, **kwargs)
-            if runner.is_last_pp_rank and not hasattr(runner, "asd_verifier"):
-                _attach_seam(runner, vllm_config, config)
+            if not hasattr(runner, "asd_verifier"):
+                _bind(runner, seam, vllm_config, config)
             return result
 
         return load_model
@@ -99,7 +110,7 @@ def attach(runner: Any, vllm_config: Any, config: AsdConfig) -> None:
     LOAD_MODEL.bind(runner, wrap_load_model)
 
 
-def _attach_seam(runner: Any, vllm_config: Any, config: AsdConfig) -> None:
+def _bind(runner: Any, seam: V2Seam, vllm_config: Any, config: AsdConfig) -> None:
     from vllm.v1.worker.gpu.spec_decode.rejection_sampler import RejectionSampler
 
     if type(runner.rejection_sampler) is not RejectionSampler:
@@ -107,7 +118,6 @@ def _attach_seam(runner: Any, vllm_config: Any, config: AsdConfig) -> None:
             f"ASD cannot be combined with {vllm_config.model_config.model}, which brings its own sampler: "
             "drop rejection_sample_method 'asd'"
         )
-    seam = V2Seam(make_verifier(runner, vllm_config, config, runner.max_num_reqs))
     APPLIED.apply(REJECTION_KERNEL, RelaxedRejectionKernel)
     if config.asd_sampling == "gumbel":
         require_noise()
@@ -115,15 +125,17 @@ def _attach_seam(runner: Any, vllm_config: Any, config: AsdConfig) -> None:
     EXECUTE_MODEL.bind(runner, seam.wrap_execute_model)
     SAMPLE.bind(runner, seam.wrap_sample)
     SAMPLE_TOKENS.bind(runner, seam.wrap_sample_tokens)
+    runner.asd_seam = seam
     runner.asd_verifier = seam.verifier
 
 
 class V2Seam(Seam):
     """What one V2 runner needs between its steps."""
 
-    def __init__(self, verifier: Verifier) -> None:
-        """Hold the verifier that serves the runner."""
+    def __init__(self, runner: Any, verifier: Verifier) -> None:
+        """Hold the runner that is served and the verifier that serves it."""
         super().__init__(verifier)
+        self.runner = runner
         self._next_row = 0
 
     def wrap_execute_model(self, original: Callable[..., Any]) -> Callable[..., Any]:
@@ -149,52 +161,77 @@ class V2Seam(Seam):
                 result = original(hidden_states, input_batch, grammar_output)
             finally:
                 current.reset(token)
-            self._report = self.verifier.finish(emitted_ids(*result[:2])) if active else None
+            if active:
+                sampler_output, num_sampled = result[:2]
+                self._report = self.verifier.finish(Emitted(sampler_output.sampled_token_ids, num_sampled))
+            else:
+                self._report = None
             return result
 
         return sample
 
-    def relax(self, blocks: DraftBlocks) -> None:
+    def relax(self, blocks: MaximaBlocks) -> None:
         """Decide the next chunk of the step; vLLM verifies at most 1 GiB of logits at a time."""
-        first_row, self._next_row = self._next_row, self._next_row + blocks.cu_num_draft.shape[0]
-        # q is at most K = width - 1, and no request's gate is above the server's.
-        clean = free_of_nan(blocks, self.verifier.config.largest_gate * blocks.width)
-        self.verifier.relax(blocks, first_row, clean)
+        self._next_row += blocks.num_rows
+        self.verifier.relax(blocks)
 
     def couple(self, arguments: dict[str, Any]) -> None:
         """Perturb the next chunk's coupled rows, if any, in the arguments of ``rejection_sample``."""
         coupled = self.verifier.coupled_rows(self._next_row, arguments["idx_mapping"].shape[0])
         if coupled is not None:
-            # A pricing that looks ahead decides by noise of positions that it then gives up.
-            perturb(arguments, coupled, fresh=self.verifier.config.asd_pricing != "remaining")
+            perturb(arguments, coupled, self._fresh_noise)
 
-    def rehearse(self, runner: Any) -> None:
-        """Compile what a step runs, for the logits as they come and as vLLM's processors leave them."""
-        width = runner.num_speculative_steps + 1
-        for dtype in {runner.dtype, torch.float32}:
-            self._next_row = 0
-            self.verifier.rehearse(num_rows=1)
-            logits = torch.zeros(width, runner.vocab_size, dtype=dtype, device=runner.device)
-            rehearse(self, logits, width)
-            self.verifier.finish(torch.full((1, width), -1, device=runner.device))
+    @property
+    def _fresh_noise(self) -> bool:
+        """A pricing that looks ahead decides by noise of positions that it then gives up."""
+        return self.verifier.config.asd_pricing != "remaining"
+
+    def warm_up(self) -> None:
+        """Run the rule once on a row that belongs to no request; see :meth:`Seam.warm_up`.
+
+        For the logits as the model leaves them and as vLLM's processors do.
+        """
+        shape, device = self.verifier.shape, self.runner.device
+        num_logits = shape.max_num_draft_tokens + 1
+        ids = torch.zeros(num_logits, dtype=torch.int32, device=device)
+        emitted = Emitted(ids.to(torch.int64).unsqueeze(0), ids.new_zeros(1))
+        for dtype in sorted({self.runner.dtype, torch.float32}, key=str):
+            logits = torch.zeros(num_logits, shape.vocab_size, dtype=dtype, device=device)
+            self.verifier.rehearse(lambda logits=logits: self._rehearse(logits, ids), emitted)  # type: ignore[misc]
+            if self.verifier.config.asd_sampling == "gumbel":
+                self._rehearse_noise(logits, ids)
+
+    def _rehearse(self, logits: Tensor, ids: Tensor) -> None:
+        num_logits = ids.shape[0]
+        num_blocks = -(-logits.shape[1] // VOCAB_BLOCK)
+        self.verifier.relax(
+            MaximaBlocks(
+                logits=logits,
+                block_max=logits.new_zeros(num_logits, num_blocks, dtype=torch.float32),
+                block_argmax=logits.new_zeros(num_logits, num_blocks, dtype=torch.int64),
+                draft_sampled=ids,
+                cu_num_logits=torch.tensor([0, num_logits], dtype=torch.int32, device=ids.device),
+            )
+        )
+
+    def _rehearse_noise(self, logits: Tensor, ids: Tensor) -> None:
+        sampler = self.runner.sampler
+        states = sampler.sampling_states
+        arguments = {
+            "target_logits": logits,
+            "pos": ids.to(torch.int64),
+            "idx_mapping": ids[:1],
+            "expanded_idx_mapping": ids,
+            "expanded_local_pos": ids,
+            "temperature": states.temperature.gpu,
+            "seed": states.seeds.gpu,
+            "use_fp64": sampler.use_fp64_gumbel,
+        }
+        coupled = CoupledRows([True], torch.ones(1, dtype=torch.bool, device=ids.device))
+        perturb(arguments, coupled, self._fresh_noise)
 
 
 def _couple(arguments: dict[str, Any]) -> None:
     seam = current.get()
     if isinstance(seam, V2Seam):
         seam.couple(arguments)
-
-
-def emitted_ids(sampler_output: Any, num_sampled: Tensor) -> Tensor:
-    """Read what a step emitted.
-
-    Args:
-        sampler_output: Its ``sampled_token_ids`` [R, W] are uninitialised behind the emitted tokens.
-        num_sampled: [R] int, emitted tokens per row; 0 for prefills that are not complete.
-
-    Returns:
-        [R, W] int64, padded with -1.
-    """
-    sampled: Tensor = sampler_output.sampled_token_ids
-    column = torch.arange(sampled.shape[1], device=sampled.device)
-    return torch.where(column < num_sampled.unsqueeze(1), sampled, -1)

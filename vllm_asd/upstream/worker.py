@@ -17,6 +17,16 @@ INIT_DEVICE = Patch(
     process="worker",
 )
 
+COMPILE_OR_WARM_UP = Patch(
+    target="vllm.v1.worker.gpu_worker:Worker.compile_or_warm_up_model",
+    parameters=("self",),
+    why="the last call before the server takes requests; at its end vLLM arms the monitor that reports or "
+    "refuses whatever is compiled later",
+    remove_when="vLLM lets a plugin warm up its kernels",
+    process="worker",
+    instance=True,
+)
+
 
 def install() -> None:
     """Apply the patch; it looks at the configuration once and does nothing while ASD is not asked for."""
@@ -29,9 +39,20 @@ def _wrap_init_device(original: Callable[..., Any]) -> Callable[..., Any]:
         config = asd_config_of(self.vllm_config)
         if config is not None:
             attach(self.worker.model_runner, self.vllm_config, config)
+            COMPILE_OR_WARM_UP.bind(self.worker, lambda warm_up: _wrap_warm_up(self.worker, warm_up))
         return result
 
     return init_device
+
+
+def _wrap_warm_up(worker: Any, original: Callable[..., Any]) -> Callable[..., Any]:
+    def compile_or_warm_up_model() -> Any:
+        seam = getattr(worker.model_runner, "asd_seam", None)
+        if seam is not None:
+            seam.warm_up()
+        return original()
+
+    return compile_or_warm_up_model
 
 
 def attach(runner: Any, vllm_config: Any, config: AsdConfig) -> None:

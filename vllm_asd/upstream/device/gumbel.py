@@ -7,10 +7,12 @@ from torch import Tensor
 from vllm.triton_utils import tl, triton
 from vllm.v1.worker.gpu.sample.gumbel import _log1p_neg_stable, murmur3_uniform32, murmur3_uniform64
 
+from vllm_asd.kernels.triton_jit import jit
+
 _BLOCK = 1024
 
 
-@triton.jit
+@jit
 def _perturb_kernel(  # type: ignore[no-untyped-def]
     perturbed_ptr,
     perturbed_stride,
