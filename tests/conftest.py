@@ -1,5 +1,6 @@
 """Fixtures that every test may ask for: the local models, and the data that lies beside the checkout."""
 
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -25,6 +26,18 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     if not torch.cuda.is_available():
         for item in on_gpu:
             item.add_marker(pytest.mark.skip(reason="needs a CUDA device"))
+
+
+@pytest.fixture(autouse=True)
+def _garbage_in_fresh_memory(request: pytest.FixtureRequest) -> Iterator[None]:
+    """Where a test handles tensors, what nobody wrote holds garbage; engines under test allocate gigabytes."""
+    if not hasattr(request.module, "torch") or request.node.get_closest_marker("e2e"):
+        yield
+        return
+    from tests.poison import poisoned_memory
+
+    with poisoned_memory():
+        yield
 
 
 @pytest.fixture(scope="session")
