@@ -143,7 +143,7 @@ def test_ragged_batches_with_every_oddity(seed: int, device: torch.device) -> No
     """The compiled CPU kernel's cases: strides, odd argmaxes, infinities, scope, both id widths."""
     rng = random.Random(seed)
     stops: set[int] = set()
-    for _ in range(40):
+    for _ in range(60):
         drafts, limits = collate(random_case(rng))
         limits = limits._replace(accounts=limits.accounts.contiguous())
         on_device = DraftBlocks(*moved(drafts, device)), RowLimits(*moved(limits, device))
