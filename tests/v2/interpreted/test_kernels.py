@@ -199,10 +199,12 @@ def test_looking_for_nan(device: torch.device) -> None:
 @pytest.mark.parametrize("is_maxima", [False, True])
 def test_details(is_maxima: bool, device: torch.device) -> None:
     """The kept token and the target's log-probability, zeros after the last exception."""
-    drafts, limits = draw((9, 5, 20000), torch.float32, "remaining", device)
-    limits.accounts[1:, 4] = 0.5
+    num_rows = 40
+    drafts, limits = draw((num_rows, 5, 9000), torch.float32, "remaining", device)
+    # Columns of vllm_asd.kernels.accounts: keep nearly everything.
+    limits.accounts[1:, :6] = torch.tensor([99.0, 0.0, 99.0, 0.0, 9.0, 3.0], device=device)
     step = as_v2(drafts) if is_maxima else drafts
-    mine, reference = (Outcome.empty(9, 5, 3, device) for _ in range(2))
+    mine, reference = (Outcome.empty(num_rows, 5, 3, device) for _ in range(2))
     mine.table.fill_(torch.nan)
     if isinstance(step, MaximaBlocks):
         triton_verify.verify_maxima_triton(step, limits, mine, 9.0)
