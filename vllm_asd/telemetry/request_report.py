@@ -1,150 +1,130 @@
-"""What one request's relaxations came to: the ``asd`` object of its response."""
+"""What one request's relaxations came to: the ``asd`` object of its response, plain JSON values."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Any
+from collections.abc import Iterable
+from typing import Any, NamedTuple
+
+import numpy as np
 
 from vllm_asd.config import RequestLimits
-from vllm_asd.telemetry.block_tally import STOP_LABELS, BlockTally
-from vllm_asd.telemetry.step_report import BlockException, BlockReport
+from vllm_asd.telemetry.block_tally import STOP_LABELS
+from vllm_asd.telemetry.request_totals import (
+    ANSWER,
+    FIRST_ACCOUNT,
+    FIRST_STOP,
+    NEVER,
+    REASONING,
+    Account,
+    Total,
+    account_column,
+    new_row,
+)
+
+PHASES = {"reasoning": REASONING, "answer": ANSWER}
+TRACE = "exception_trace"
 
 
-class RequestReport:
-    """Adds up the blocks of one request as the scheduler sees them.
-
-    Only what reached the response counts as relaxed; the ledger may have charged a little more (tokens behind
-    a stop are cut off, and vLLM may discard a step), so ``regret_spent`` can exceed ``regret``. Under shadow
-    the figures are what would have been kept. A request with limits of its own for the answer has ``phases``
-    too; a block counts where it began.
+class TraceEntry(NamedTuple):
+    """One exception that is in the answer, for the metrics level "detailed".
 
     Attributes:
-        payload: The ``asd`` object, plain JSON values, always up to date.
+        position: In the output, from 0.
+        token_id: The kept token; -1 when not known.
+        target_id: What the target would have emitted.
+        regret: Nats.
+        at_stake: Draft tokens from there to the end of the block.
+        target_logprob: The target's log-probability of its own token, in nats; NaN when not known.
     """
 
-    def __init__(self, limits: RequestLimits, detailed: bool, sampled: bool = False) -> None:
-        """Start empty.
+    position: float
+    token_id: float
+    target_id: float
+    regret: float
+    at_stake: float
+    target_logprob: float
 
-        Args:
-            limits: What the request runs under.
-            detailed: Keep one entry per exception.
-            sampled: Its temperature is above 0: what is called the target's token was drawn, not the best.
-        """
-        self.payload: dict[str, Any] = {
-            "mode": "strict" if limits.is_strict else "shadow" if limits.shadow else "enforce",
-            **_amounts(limits),
-            "sampled": sampled,
-            "regret_spent": 0.0,
-            "regret": 0.0,
-            "exceptions": 0,
-            "reused_tokens": 0,
-            "verified_blocks": 0,
-            "accepted_tokens": 0,
-            "strict_accepted_tokens": 0,
-            "strict_blocks_estimate": 0.0,
-            "blocks_by_stop": dict.fromkeys(STOP_LABELS, 0),
-            "exhausted_at_token": None,
-            "guard": "on" if limits.guard else "off",
-            "guarded_at_token": None,
-        }
-        if limits.answer is not None:
-            self.payload["phases"] = {"reasoning": _phase(limits), "answer": _phase(limits.answer)}
-        self._trace: list[dict[str, Any]] | None = None
-        if detailed:
-            self._trace = self.payload["exception_trace"] = []
 
-    @property
-    def is_shadow(self) -> bool:
-        """Whether the request only looks: what the report counts was not emitted."""
-        return bool(self.payload["mode"] == "shadow")
+def new_report(limits: RequestLimits, detailed: bool, sampled: bool = False) -> dict[str, Any]:
+    """The object of a request without a block.
 
-    @property
-    def is_strict(self) -> bool:
-        """Whether the request's limits rule every exception out."""
-        return bool(self.payload["mode"] == "strict")
+    Only what reached the response counts as relaxed. Under shadow the figures are what would have been kept.
+    A request with limits of its own for the answer has ``phases`` too; a block counts where it began.
 
-    @property
-    def is_exhausted(self) -> bool:
-        """Whether the budget has refused a draft token that gate and cap would have kept."""
-        return self.payload["exhausted_at_token"] is not None
+    Args:
+        limits: What the request runs under.
+        detailed: With an empty list for the exceptions.
+        sampled: Its temperature is above 0: what is called the target's token was drawn, not the best.
+    """
+    report = {
+        "mode": "strict" if limits.is_strict else "shadow" if limits.shadow else "enforce",
+        **_amounts(limits),
+        "sampled": sampled,
+        # In its place; see write_totals.
+        **_totals(new_row(limits).tolist()),
+        "guard": "on" if limits.guard else "off",
+        "guarded_at_token": None,
+    }
+    if limits.answer is not None:
+        report["phases"] = {"reasoning": _phase(limits), "answer": _phase(limits.answer)}
+    if detailed:
+        report[TRACE] = []
+    return report
 
-    @property
-    def is_guarded(self) -> bool:
-        """Whether the request's guard has tripped: it is strict from there on."""
-        return self.payload["guarded_at_token"] is not None
 
-    def observe(
-        self, block: BlockReport, output_position: int, new_token_ids: Sequence[int]
-    ) -> BlockTally | None:
-        """Add one verification block.
+def write_totals(report: dict[str, Any], row: np.ndarray) -> None:
+    """Set a report's figures to what a row of :mod:`request_totals` says.
 
-        Args:
-            block: What the worker decided.
-            output_position: Output tokens the request had before the block.
-            new_token_ids: The block's tokens that were kept, in order, after stop conditions.
+    Args:
+        report: From :func:`new_report`, for the same request.
+        row: [WIDTH] float64.
+    """
+    values = row.tolist()
+    report |= _totals(values)
+    report["guarded_at_token"] = _position(values[Total.GUARDED_AT])
+    for name, phase in report.get("phases", {}).items():
+        phase["regret_spent"] = values[account_column(PHASES[name], Account.SPENT)]
+        phase["exceptions"] = int(values[account_column(PHASES[name], Account.EXCEPTIONS)])
+        phase["exhausted_at_token"] = _position(values[account_column(PHASES[name], Account.EXHAUSTED_AT)])
 
-        Returns:
-            What was added; None when vLLM discarded the block.
-        """
-        total = self.payload
-        phase = self._phase_of(block)
-        phase["regret_spent"] = block.spent
-        phases = total.get("phases", {"": phase})
-        total["regret_spent"] = sum(account["regret_spent"] for account in phases.values())
-        if not new_token_ids:
-            return None
-        tally = BlockTally.of(block, len(new_token_ids))
-        total["verified_blocks"] += 1
-        total["blocks_by_stop"][tally.stop] += 1
-        total["accepted_tokens"] += tally.accepted
-        total["strict_accepted_tokens"] += tally.strict_accepted
-        total["reused_tokens"] += tally.reused
-        total["exceptions"] += len(tally.exceptions)
-        phase["exceptions"] += len(tally.exceptions)
-        total["regret"] += tally.regret
-        total["strict_blocks_estimate"] = self._strict_blocks()
-        # A phase that was given no budget is strict by wish: it has nothing to run out of.
-        if tally.out_of_budget and phase.get("budget") != 0:
-            for account in (total, phase):
-                if account["exhausted_at_token"] is None:
-                    account["exhausted_at_token"] = output_position + tally.accepted
-        if block.guard and not self.is_guarded:
-            # Tripped before, by tokens without drafts or a block that vLLM discarded: this one is strict too.
-            total["guarded_at_token"] = output_position + (len(new_token_ids) if block.guard == 1 else 0)
-        if self._trace is not None:
-            for exception in tally.exceptions:
-                token_id = exception.token_id
-                if token_id is None and not block.shadow:
-                    token_id = new_token_ids[exception.position]
-                self._trace.append(
-                    _entry(exception, block.num_draft, output_position, token_id, total["sampled"])
-                )
-        return tally
 
-    def _phase_of(self, block: BlockReport) -> dict[str, Any]:
-        """The phase's part of the report; one that nobody reads where there are no phases."""
-        phases: dict[str, dict[str, Any]] | None = self.payload.get("phases")
-        if phases is None or block.thinking is None:
-            return {"exceptions": 0, "exhausted_at_token": None}
-        return phases["reasoning" if block.thinking else "answer"]
+def trace(entries: Iterable[TraceEntry], sampled: bool) -> list[dict[str, Any]]:
+    """The list of exceptions as the response has it."""
+    return [_entry(entry, sampled) for entry in entries]
 
-    def _strict_blocks(self) -> float:
-        """Blocks that strict verification would have needed for as many tokens, at its mean in these blocks.
 
-        An estimate: behind the first exception strict would have decoded another text.
-        """
-        blocks = self.payload["verified_blocks"]
-        emitted = self.payload["accepted_tokens"] + blocks
-        return float(blocks * emitted / (self.payload["strict_accepted_tokens"] + blocks))
+def _totals(values: list[float]) -> dict[str, Any]:
+    blocks = int(values[Total.BLOCKS])
+    accepted, strict_accepted = int(values[Total.ACCEPTED]), int(values[Total.STRICT_ACCEPTED])
+    stops = values[FIRST_STOP:FIRST_ACCOUNT]
+    return {
+        "regret_spent": sum(values[account_column(a, Account.SPENT)] for a in (REASONING, ANSWER)),
+        "regret": values[Total.REGRET],
+        "exceptions": int(values[Total.EXCEPTIONS]),
+        "reused_tokens": int(values[Total.REUSED]),
+        "verified_blocks": blocks,
+        "accepted_tokens": accepted,
+        "strict_accepted_tokens": strict_accepted,
+        "strict_blocks_estimate": _strict_blocks(blocks, accepted, strict_accepted),
+        "blocks_by_stop": {label: int(n) for label, n in zip(STOP_LABELS, stops, strict=True)},
+        "exhausted_at_token": _position(values[Total.EXHAUSTED_AT]),
+    }
+
+
+def _strict_blocks(blocks: int, accepted: int, strict_accepted: int) -> float:
+    """Blocks that strict verification would have needed for as many tokens, at its mean in these blocks.
+
+    An estimate: behind the first exception strict would have decoded another text.
+    """
+    return float(blocks * (accepted + blocks) / (strict_accepted + blocks)) if blocks else 0.0
+
+
+def _position(value: float) -> int | None:
+    return None if value == NEVER else int(value)
 
 
 def _phase(limits: RequestLimits) -> dict[str, Any]:
-    return {
-        **_amounts(limits),
-        "regret_spent": 0.0,
-        "exceptions": 0,
-        "exhausted_at_token": None,
-    }
+    return {**_amounts(limits), "regret_spent": 0.0, "exceptions": 0, "exhausted_at_token": None}
 
 
 def _amounts(limits: RequestLimits) -> dict[str, Any]:
@@ -156,17 +136,15 @@ def _amounts(limits: RequestLimits) -> dict[str, Any]:
     }
 
 
-def _entry(
-    exception: BlockException, num_draft: int, output_position: int, token_id: int | None, sampled: bool
-) -> dict[str, Any]:
+def _entry(entry: TraceEntry, sampled: bool) -> dict[str, Any]:
     # Read off the logits of the decision, which a sampled request's carry noise in.
-    target = None if sampled else exception.target_logprob
+    is_known = not sampled and entry.target_logprob == entry.target_logprob
     return {
-        "position": output_position + exception.position,
-        "token_id": token_id,
-        "target_token_id": exception.target_id,
-        "regret": exception.regret,
-        "at_stake": num_draft - exception.position,
-        "logprob": None if target is None else target - exception.regret,
-        "target_logprob": target,
+        "position": int(entry.position),
+        "token_id": None if entry.token_id < 0 else int(entry.token_id),
+        "target_token_id": int(entry.target_id),
+        "regret": entry.regret,
+        "at_stake": int(entry.at_stake),
+        "logprob": entry.target_logprob - entry.regret if is_known else None,
+        "target_logprob": entry.target_logprob if is_known else None,
     }

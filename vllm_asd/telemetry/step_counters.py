@@ -4,58 +4,53 @@ from __future__ import annotations
 
 from typing import Any
 
-from vllm_asd.telemetry.block_tally import BlockTally
-from vllm_asd.telemetry.request_report import RequestReport
+import numpy as np
+
+from vllm_asd.kernels.outcome import Column
+from vllm_asd.telemetry.block_tally import STOP_LABELS, BlockTally
+from vllm_asd.telemetry.request_totals import News
+from vllm_asd.telemetry.step_report import StepBlocks
 
 
 class StepCounters:
-    """Increments since the last :meth:`take`; filled from the tallies that the per-request reports add up."""
+    """Increments since the last :meth:`take`; plain values, as vLLM's messages need them."""
 
-    def __init__(self, counts_shadow: bool = False) -> None:
-        """Start empty.
-
-        Args:
-            counts_shadow: Whether the server itself runs in shadow. On one that enforces, a request that only
-                looks kept nothing: its report says what it saw, and the server's counters leave it out.
-        """
-        self._counts_shadow = counts_shadow
-        self._ended: list[RequestReport] = []
+    def __init__(self) -> None:
+        """Start empty."""
         self._counts = _empty()
 
-    def counts(self, report: RequestReport) -> bool:
-        """Whether a request's blocks belong in the server's counters."""
-        return self._counts_shadow or not report.is_shadow
+    def add(self, blocks: StepBlocks, tally: BlockTally, news: News, counted: np.ndarray) -> None:
+        """Count blocks.
 
-    def add(self, tally: BlockTally) -> None:
-        """Count one block."""
+        Args:
+            blocks: What the worker decided.
+            tally: What was kept of it.
+            news: What that meant for the requests.
+            counted: [M] bool, the blocks that belong in the server's counters.
+        """
         counts = self._counts
-        counts["exceptions"] += len(tally.exceptions)
-        counts["regret"] += tally.regret
-        counts["reused_tokens"] += tally.reused
-        counts["accepted_tokens"] += tally.accepted
-        counts["strict_accepted_tokens"] += tally.strict_accepted
-        counts["blocks"][tally.stop] = counts["blocks"].get(tally.stop, 0) + 1
+        counts["exceptions"] += int(tally.num_exceptions[counted].sum())
+        counts["regret"] += float(tally.regret[counted].sum())
+        counts["reused_tokens"] += int(tally.reused[counted].sum())
+        counts["accepted_tokens"] += int(tally.accepted[counted].sum())
+        counts["strict_accepted_tokens"] += int(tally.strict_accepted[counted].sum())
+        counts["exhausted_requests"] += int(np.count_nonzero(news.exhausted & counted))
+        counts["guarded_requests"] += int(np.count_nonzero(news.guarded & counted))
+        stops = np.bincount(blocks.column(Column.STOP)[counted].astype(np.int64), minlength=len(STOP_LABELS))
+        for label, number in zip(STOP_LABELS, stops.tolist(), strict=True):
+            if number:
+                counts["blocks"][label] = counts["blocks"].get(label, 0) + number
 
-    def add_exhausted(self) -> None:
-        """Count a request that ran out of budget."""
-        self._counts["exhausted_requests"] += 1
-
-    def add_guarded(self) -> None:
-        """Count a request whose guard has tripped."""
-        self._counts["guarded_requests"] += 1
-
-    def end(self, report: RequestReport) -> None:
-        """Note that a request has ended; its regret is read at :meth:`take`, after its last block."""
-        if not report.is_strict and self.counts(report):
-            self._ended.append(report)
+    def end(self, regret: float) -> None:
+        """Count a request that has ended, after its last block."""
+        self._counts["request_regret"].append(regret)
 
     def take(self) -> dict[str, Any] | None:
-        """Hand the increments over as plain values, and start again; None when nothing happened."""
+        """Hand the increments over, and start again; None when nothing happened."""
         counts = self._counts
-        if not self._ended and not counts["blocks"]:
+        if not counts["request_regret"] and not counts["blocks"]:
             return None
-        counts["request_regret"] = [report.payload["regret"] for report in self._ended]
-        self._ended, self._counts = [], _empty()
+        self._counts = _empty()
         return counts
 
 

@@ -26,6 +26,11 @@ class StepBlocks(NamedTuple):
     table: np.ndarray
     width: int
 
+    def take(self, rows: np.ndarray | slice) -> StepBlocks:
+        """Some of the rows: by index (a copy) or consecutive ones (a view)."""
+        picked = range(len(self.request_ids))[rows] if isinstance(rows, slice) else rows.tolist()
+        return StepBlocks([self.request_ids[row] for row in picked], self.table[rows], self.width)
+
     def column(self, column: Column) -> np.ndarray:
         """[M] float64, a view."""
         values: np.ndarray = self.table[:, column]

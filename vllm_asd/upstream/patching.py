@@ -115,10 +115,11 @@ class PatchSet:
                 raise PatchError(f"{patch.target} is already patched by another record")
             return
         owner, name = patch.check()
-        original = getattr(owner, name)
-        replacement = wrap(original)
-        functools.update_wrapper(replacement, original)
-        setattr(owner, name, replacement)
+        original = inspect.getattr_static(owner, name, getattr(owner, name))
+        function = getattr(owner, name)
+        replacement = functools.update_wrapper(wrap(function), function)
+        is_static = isinstance(original, staticmethod)
+        setattr(owner, name, staticmethod(replacement) if is_static else replacement)
         self._applied[patch.target] = (patch, owner, name, original)
 
     def undo_all(self) -> None:

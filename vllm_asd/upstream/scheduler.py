@@ -1,4 +1,4 @@
-"""Engine core: the worker's block reports meet the requests they belong to."""
+"""Engine core: the worker's decisions meet the requests they belong to, and the worker learns what was kept."""
 
 from __future__ import annotations
 
@@ -6,10 +6,12 @@ from collections.abc import Callable
 from typing import Any
 
 from vllm_asd.config import AsdConfig
-from vllm_asd.telemetry.request_report import RequestReport
+from vllm_asd.telemetry.open_reports import OpenReports
 from vllm_asd.telemetry.step_counters import StepCounters
-from vllm_asd.upstream import early_report, way_back, wire
+from vllm_asd.upstream import way_back, wire
+from vllm_asd.upstream.early_report import EarlyReports, copy_metrics
 from vllm_asd.upstream.engine_args import asd_config_of
+from vllm_asd.upstream.kept_tokens import KeptTokens
 from vllm_asd.upstream.patching import APPLIED, Patch
 from vllm_asd.upstream.scheduled import is_greedy, limits_of
 
@@ -30,6 +32,26 @@ SCHEDULER_INIT = Patch(
     "vLLM's own choice of the async scheduler off",
     remove_when="SchedulerStats can be extended by plugins",
     process="engine core",
+)
+
+SCHEDULE = Patch(
+    target="vllm.v1.core.sched.scheduler:Scheduler.schedule",
+    parameters=("self", "throttle_prefills"),
+    why="each schedule tells the worker which of its tokens were kept",
+    remove_when="vLLM tells the worker which output it discarded",
+    process="engine core",
+    instance=True,
+    hot=True,
+)
+
+PREEMPT_REQUEST = Patch(
+    target="vllm.v1.core.sched.scheduler:Scheduler._preempt_request",
+    parameters=("self", "request", "timestamp", "drop_stale_output"),
+    why="the one place that knows that the output of steps in flight will be dropped",
+    remove_when="vLLM tells the worker which output it discarded",
+    process="engine core",
+    instance=True,
+    hot=True,
 )
 
 UPDATE_FROM_OUTPUT = Patch(
@@ -80,87 +102,140 @@ def _wrap_init(original: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def attach(scheduler: Any, config: AsdConfig) -> None:
-    """Give a scheduler its reports and, unless the server runs without statistics, its counters."""
-    counters = StepCounters(config.asd_mode == "shadow") if scheduler.log_stats else None
-    ADD_REQUEST.bind(scheduler, lambda add: _wrap_add_request(scheduler, config, add))
-    UPDATE_FROM_OUTPUT.bind(scheduler, lambda update: _wrap_update(scheduler, counters, update))
-    if counters is not None:
-        FREE_REQUEST.bind(scheduler, lambda free: _wrap_free_request(counters, free))
+    """Give a scheduler its reports, its counters unless the server runs without statistics, and its notices."""
+    Core(scheduler, config).bind()
 
 
-def _wrap_add_request(scheduler: Any, config: AsdConfig, original: Callable[..., Any]) -> Callable[..., Any]:
-    detailed = scheduler.spec_decode_metrics_level == "detailed"
+class Core:
+    """What ASD does around one scheduler."""
 
-    def add_request(request: Any) -> Any:
-        result = original(request)
+    def __init__(self, scheduler: Any, config: AsdConfig) -> None:
+        """Look at what is to be reported; nothing is patched yet."""
+        self._scheduler = scheduler
+        self._config = config
+        level = scheduler.spec_decode_metrics_level
+        self._counters = StepCounters() if scheduler.log_stats else None
+        self._kept = KeptTokens()
+        self._sends_reports = level != "none"
+        self._reports = OpenReports(level == "detailed", self._counters, config.asd_mode == "shadow")
+        self._early = EarlyReports(self._reports)
+
+    def bind(self) -> None:
+        """Apply the patches to the scheduler."""
+        SCHEDULE.bind(self._scheduler, self.wrap_schedule)
+        PREEMPT_REQUEST.bind(self._scheduler, self.wrap_preempt_request)
+        ADD_REQUEST.bind(self._scheduler, self.wrap_add_request)
+        UPDATE_FROM_OUTPUT.bind(self._scheduler, self.wrap_update)
+        FREE_REQUEST.bind(self._scheduler, self.wrap_free_request)
+
+    def wrap_schedule(self, original: Callable[..., Any]) -> Callable[..., Any]:
+        """Send the notice along."""
+
+        def schedule(throttle_prefills: bool = False) -> Any:
+            scheduler_output = original(throttle_prefills)
+            self._kept.announce(scheduler_output)
+            return scheduler_output
+
+        return schedule
+
+    def wrap_preempt_request(self, original: Callable[..., Any]) -> Callable[..., Any]:
+        """Take the steps in flight back, where vLLM drops them."""
+
+        def preempt_request(request: Any, timestamp: float, drop_stale_output: bool = False) -> None:
+            original(request, timestamp, drop_stale_output)
+            self._kept.preempted(request)
+
+        return preempt_request
+
+    def wrap_add_request(self, original: Callable[..., Any]) -> Callable[..., Any]:
+        """Begin a report."""
+
+        def add_request(request: Any) -> Any:
+            result = original(request)
+            # The next chunk of a streaming-input session is no request of its own.
+            if self._scheduler.requests.get(request.request_id) is request and self._is_reported:
+                self._open(request)
+            return result
+
+        return add_request
+
+    @property
+    def _is_reported(self) -> bool:
+        return self._sends_reports or self._counters is not None
+
+    def _open(self, request: Any) -> None:
         params = request.sampling_params
-        limits = None if params is None else limits_of(config, params)
-        if limits is not None:
-            request.asd_report = RequestReport(limits, detailed, sampled=not is_greedy(params))
-            if request.spec_decode_metrics is not None:
-                request.spec_decode_metrics.asd = request.asd_report.payload
-        return result
-
-    return add_request
-
-
-def _wrap_free_request(counters: StepCounters, original: Callable[..., Any]) -> Callable[..., Any]:
-    def free_request(request: Any, delay_free_blocks: bool = False) -> Any:
-        report = getattr(request, "asd_report", None)
-        if report is not None:
-            counters.end(report)
-        return original(request, delay_free_blocks)
-
-    return free_request
-
-
-def _wrap_update(
-    scheduler: Any, counters: StepCounters | None, original: Callable[..., Any]
-) -> Callable[..., Any]:
-    reports = scheduler.spec_decode_metrics_level != "none"
-
-    def update_from_output(scheduler_output: Any, model_runner_output: Any) -> Any:
-        blocks = way_back.received(model_runner_output)
-        before = [
-            (request, request.num_output_tokens, block)
-            for request_id, block in blocks.items()
-            if (request := scheduler.requests.get(request_id)) is not None and not request.is_finished()
-        ]
-        outputs = original(scheduler_output, model_runner_output)
-        for request, position, block in before:
-            # A streaming-input session keeps the report, or none, that its first chunk's parameters gave it.
-            report: RequestReport | None = getattr(request, "asd_report", None)
-            if report is None:
-                continue
-            was_exhausted, was_guarded = report.is_exhausted, report.is_guarded
-            tally = report.observe(block, position, request.output_token_ids[position:])
-            if counters is not None and tally is not None and counters.counts(report):
-                counters.add(tally)
-                if report.is_exhausted and not was_exhausted:
-                    counters.add_exhausted()
-                if report.is_guarded and not was_guarded:
-                    counters.add_guarded()
-        if reports:
-            _send_early(scheduler, outputs)
-        if counters is not None:
-            _hand_over(counters, outputs)
-        return outputs
-
-    return update_from_output
-
-
-def _send_early(scheduler: Any, outputs: Any) -> None:
-    """Send the news of requests with stop strings, which end in the front end, with every step."""
-    for output in outputs.values():
-        for item in output.outputs:
-            request = scheduler.requests.get(item.request_id)
-            if request is not None and request.sampling_params is not None and request.sampling_params.stop:
-                item.spec_decode_metrics = early_report.take_part(request)
-
-
-def _hand_over(counters: StepCounters, outputs: Any) -> None:
-    """Put the step's increments on the statistics, which vLLM sends to one of the front ends."""
-    for output in outputs.values():
-        if output.scheduler_stats is not None:
-            output.scheduler_stats.asd = counters.take()
+        if params is None:
             return
+        limits = limits_of(self._config, params)
+        if limits is not None:
+            self._reports.open(request.request_id, limits, sampled=not is_greedy(params))
+        if self._sends_reports and params.stop:
+            self._early.follow(request)
+
+    def wrap_free_request(self, original: Callable[..., Any]) -> Callable[..., Any]:
+        """End a report, and what there was to say to the worker."""
+
+        def free_request(request: Any, delay_free_blocks: bool = False) -> Any:
+            self._kept.forget(request.request_id)
+            self._reports.close(request.request_id)
+            self._early.end(request.request_id)
+            return original(request, delay_free_blocks)
+
+        return free_request
+
+    def wrap_update(self, original: Callable[..., Any]) -> Callable[..., Any]:
+        """Add the step's blocks up, and see what was kept of it."""
+
+        def update_from_output(scheduler_output: Any, model_runner_output: Any) -> Any:
+            # Before vLLM cuts the lists of tokens in place, and begins a session's next chunk.
+            sampled = model_runner_output.sampled_token_ids
+            num_generated = dict(zip(model_runner_output.req_ids, map(len, sampled), strict=False))
+            blocks = way_back.received(model_runner_output) if self._is_reported else None
+            positions = [] if blocks is None else self._positions(blocks.request_ids)
+            outputs = original(scheduler_output, model_runner_output)
+            items = [item for output in outputs.values() for item in output.outputs]
+            kept = {item.request_id: item.new_token_ids for item in items if item.new_token_ids}
+            ended = [item for item in items if item.finish_reason is not None]
+            self._kept.commit(
+                scheduler_output,
+                num_generated,
+                kept,
+                self._scheduler.requests,
+                [item.request_id for item in ended],
+            )
+            if blocks is not None:
+                self._reports.observe(blocks, positions, kept, self._early.cuttable(kept))
+            if self._sends_reports:
+                self._send(ended, items)
+            self._reports.settle()
+            self._hand_over(outputs)
+            return outputs
+
+        return update_from_output
+
+    def _positions(self, request_ids: list[str]) -> list[int]:
+        """Output tokens of each request before the step."""
+        if not self._sends_reports:
+            return [0] * len(request_ids)
+        requests = self._scheduler.requests
+        found = [requests.get(request_id) for request_id in request_ids]
+        return [0 if request is None else request.num_output_tokens for request in found]
+
+    def _send(self, ended: list[Any], items: list[Any]) -> None:
+        """Fill the reports in that leave with this step."""
+        for item in ended:
+            metrics = item.spec_decode_metrics
+            if metrics is not None and item.request_id not in self._early:
+                if item.request_id in self._scheduler.requests:
+                    # A session goes on, while another thread encodes what is sent.
+                    metrics = item.spec_decode_metrics = copy_metrics(metrics)
+                metrics.asd = self._reports.report(item.request_id)
+        self._early.send(items)
+
+    def _hand_over(self, outputs: Any) -> None:
+        """Put the step's increments on the statistics, which vLLM sends to one of the front ends."""
+        for output in outputs.values():
+            if self._counters is not None and output.scheduler_stats is not None:
+                output.scheduler_stats.asd = self._counters.take()
+                return

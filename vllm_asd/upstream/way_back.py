@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from vllm_asd.telemetry.step_report import BlockReport, StepReport
+from vllm_asd.telemetry.step_report import StepBlocks, StepReport
 
 ATTRIBUTE = "asd_blocks"
 
@@ -33,7 +33,7 @@ def _attach(output: Any, report: StepReport) -> Any:
     return output
 
 
-def received(output: Any) -> dict[str, BlockReport]:
-    """Read the report of a step's output, by request id; empty when there is none."""
-    blocks: dict[str, BlockReport] = getattr(output, ATTRIBUTE, {})
+def received(output: Any) -> StepBlocks | None:
+    """Read the report of a step's output; None when there is none."""
+    blocks: StepBlocks | None = getattr(output, ATTRIBUTE, None)
     return blocks
