@@ -36,7 +36,9 @@ def poisoned_memory() -> Iterator[None]:
 
 
 def fill_tensor(tensor: Tensor) -> None:
-    """Overwrite all of a tensor."""
+    """Overwrite all of a tensor; a compiler's make-believe ones have nothing to overwrite."""
+    if type(tensor) is not Tensor or tensor.requires_grad or tensor.is_meta:
+        return
     if tensor.dtype.is_floating_point:
         tensor.fill_(torch.nan)
     elif tensor.dtype == torch.bool:

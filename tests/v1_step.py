@@ -44,14 +44,20 @@ class Runner:
         return SimpleNamespace(output=self._sample(*grammar_output))
 
 
+def vllm_config(detailed: bool = False, num_drafts: int = 8, vocab_size: int = 64) -> Any:
+    """As much of vLLM's configuration as the seams of both runners look at."""
+    level = "detailed" if detailed else "none"
+    return SimpleNamespace(
+        scheduler_config=SimpleNamespace(max_num_seqs=4),
+        observability_config=SimpleNamespace(per_request_spec_decode_metrics=level),
+        speculative_config=SimpleNamespace(num_speculative_tokens=num_drafts),
+        model_config=SimpleNamespace(get_vocab_size=lambda: vocab_size, model="a model"),
+    )
+
+
 def attach(runner: Runner, config: AsdConfig, limits: dict[str, RequestLimits], **admit: Any) -> None:
     """Attach the seam as the plugin does and open the entries of the relaxed requests."""
-    vllm_config = SimpleNamespace(
-        scheduler_config=SimpleNamespace(max_num_seqs=4),
-        observability_config=SimpleNamespace(per_request_spec_decode_metrics="none"),
-        model_config=None,
-    )
-    v1_runner.attach(runner, vllm_config, config)
+    v1_runner.attach(runner, vllm_config(), config)
     for request_id, given in limits.items():
         runner.asd_verifier.admit(request_id, given, **admit)
 

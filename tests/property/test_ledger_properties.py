@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
 from vllm_asd.config import RequestLimits
+from vllm_asd.kernels.accounts import BLOCK_CAP, GATE, REMAINING
 from vllm_asd.ledger import LedgerEntry, RegretLedger
 from vllm_asd.policy import select_prefix
 
@@ -77,18 +78,32 @@ class LedgerMachine(RuleBasedStateMachine):
             for share, request_id in zip(shares, batch, strict=False)
         ]
         slots = self.ledger.slots(batch)
-        view = self.ledger.view(slots)
-        for i, request_id in enumerate(batch):
-            account = self.model.get(request_id, Account(RequestLimits(0.0, 0.0, 0), 0.0))
-            limits = account.limits
-            assert view.remaining[i].item() == account.remaining
-            assert view.spent[i].item() == limits.budget + account.granted - account.remaining
-            got = [column[i].item() for column in (view.budget, view.gate, view.block_cap, view.shadow)]
-            assert got == [limits.budget, limits.gate, limits.block_cap, limits.shadow]
-        self.ledger.charge(slots, torch.tensor(amounts, dtype=torch.float64), torch.tensor(emitted))
+        held = self.ledger.accounts.index_select(0, slots).tolist()
+        assert held == [self.row(request_id) for request_id in batch]
+        spent = torch.empty(len(batch), dtype=torch.float64)
+        charged = torch.tensor(amounts, dtype=torch.float64)
+        before = self.ledger.charge(slots, charged, torch.tensor(emitted), spent)
+        assert before.tolist() == [row[:2] for row in held]
+        if data.draw(st.booleans()):
+            self.ledger.restore(slots, before)
+            assert self.ledger.accounts.index_select(0, slots).tolist() == held
+            return
         for request_id, amount, tokens in zip(batch, amounts, emitted, strict=True):
             if request_id in self.model:
                 self.model[request_id].charge(amount, tokens)
+        assert spent.tolist() == [self.spent(request_id) for request_id in batch]
+
+    def row(self, request_id: str) -> list[float]:
+        """What the ledger should hold of an id, known or not."""
+        account = self.model.get(request_id, Account(RequestLimits(0.0, 0.0, 0), 0.0))
+        limits = account.limits
+        amounts = [account.remaining, account.granted, limits.budget, limits.refill]
+        return [*amounts, limits.gate, limits.block_cap, limits.shadow]
+
+    def spent(self, request_id: str) -> float:
+        """What it should have spent."""
+        remaining, granted, budget = self.row(request_id)[:3]
+        return budget + granted - remaining
 
     @rule()
     def compare(self) -> None:
@@ -116,7 +131,7 @@ class LedgerMachine(RuleBasedStateMachine):
         used = self.ledger.slots(list(self.model))
         self.ledger.release(list(self.model))
         self.ledger.slots([])
-        assert all(not column.any() for column in self.ledger.view(used))
+        assert not self.ledger.accounts.index_select(0, used).any()
 
 
 TestLedgerMachine = LedgerMachine.TestCase
@@ -138,17 +153,17 @@ def test_the_budget_holds_over_thousands_of_blocks(refill: float) -> None:
         batch = rng.sample(ids, rng.randint(1, len(ids)))
         shape = (len(batch), 7)
         slots = ledger.slots(batch)
-        view = ledger.view(slots)
+        held = ledger.accounts.index_select(0, slots)
         verdict = select_prefix(
             torch.empty(shape).exponential_(2.0, generator=generator),
             torch.rand(shape, generator=generator) < 0.7,
             torch.full(shape[:1], 7),
-            view.remaining,
-            view.gate,
-            view.block_cap,
+            held[:, REMAINING],
+            held[:, GATE],
+            held[:, BLOCK_CAP],
         )
-        assert (verdict.charged <= view.remaining).all()
-        ledger.charge(slots, verdict.charged, verdict.accepted + 1)
+        assert (verdict.charged <= held[:, REMAINING]).all()
+        ledger.charge(slots, verdict.charged, verdict.accepted + 1, torch.empty_like(verdict.charged))
         for request_id, charged, accepted in zip(
             batch, verdict.charged.tolist(), verdict.accepted.tolist(), strict=True
         ):

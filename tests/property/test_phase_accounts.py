@@ -8,10 +8,12 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from tests.read_blocks import by_request
+from vllm_asd.batch import Emitted
 from vllm_asd.config import AsdConfig, RequestLimits
 from vllm_asd.kernels import DraftBlocks
 from vllm_asd.phase import ThinkMarkers
-from vllm_asd.verification import Verifier
+from vllm_asd.verification import DraftShape, Verifier
 
 torch.set_num_threads(1)
 
@@ -151,10 +153,11 @@ def run_step(verifier: Verifier, batch: dict[str, Row]) -> dict[str, tuple[int, 
             out.append(row.bonus)
         emitted[index, : len(out)] = torch.tensor(out)
     discarded = torch.tensor([row.discarded for row in batch.values()])
-    report = verifier.finish(emitted, discarded)
+    report = verifier.finish(Emitted(emitted, discarded=discarded))
     if not active or report is None:
         return {}
-    return {i: (block.accepted, bool(block.thinking), block.spent) for i, block in report.resolve().items()}
+    blocks = by_request(report.resolve())
+    return {i: (block.accepted, block.thinking == 1, block.spent) for i, block in blocks.items()}
 
 
 def settle(request: Request, charged: float, emitted: list[int], discarded: bool) -> None:
@@ -174,7 +177,7 @@ def settle(request: Request, charged: float, emitted: list[int], discarded: bool
 @given(st.lists(events, min_size=4, max_size=24))
 def test_two_pools_against_the_book(walk: list[tuple[Any, ...]]) -> None:
     """Admitted, amended, preempted, released, reused: every decision and every account is the book's."""
-    verifier = Verifier(CONFIG, torch.device("cpu"), capacity=1, markers=MARKERS)
+    verifier = Verifier(CONFIG, torch.device("cpu"), 1, DraftShape(4, VOCAB), MARKERS)
     book: dict[str, Request] = {}
     for kind, *event in [("admit", "a", CONFIG.limits, True), ("admit", "b", CONFIG.limits, False), *walk]:
         if kind == "admit":

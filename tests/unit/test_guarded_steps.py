@@ -6,13 +6,13 @@ from typing import Any
 import pytest
 import torch
 
+from tests.read_blocks import Block, by_request
+from vllm_asd.batch import Emitted
 from vllm_asd.config import AsdConfig
 from vllm_asd.guard import GuardTable
 from vllm_asd.kernels import DraftBlocks
 from vllm_asd.phase import ThinkMarkers
-from vllm_asd.telemetry.request_report import RequestReport
-from vllm_asd.telemetry.step_report import BlockReport
-from vllm_asd.verification import Verifier
+from vllm_asd.verification import DraftShape, Verifier
 
 torch.set_num_threads(1)
 
@@ -27,7 +27,7 @@ ON = {"asd_guard": "on"}
 def make_verifier(**keys: object) -> Verifier:
     config = AsdConfig.from_keys({"asd_gate": 4.0, "asd_budget": 100.0, **keys})
     markers = None if config.asd_scope == "all" else ThinkMarkers(THINK, END)
-    return Verifier(config, CPU, capacity=1, markers=markers)
+    return Verifier(config, CPU, 1, DraftShape(7, VOCAB), markers)
 
 
 def admit(verifier: Verifier, request_id: str, **wishes: object) -> None:
@@ -36,7 +36,7 @@ def admit(verifier: Verifier, request_id: str, **wishes: object) -> None:
 
 def verify(
     verifier: Verifier, rows: Mapping[str, tuple[int, ...]], discarded: bool = False, pieces: int = 1
-) -> tuple[list[list[int]], dict[str, BlockReport]]:
+) -> tuple[list[list[int]], dict[str, Block]]:
     """One step: the target says 0, other drafts lie ``GAP`` below; vLLM adds a 0 to what passes whole."""
     ids = list(rows)
     assert verifier.begin(ids)
@@ -49,19 +49,19 @@ def verify(
         logits[:, 0] = 0.0
         argmax = torch.zeros(len(flat), dtype=torch.int64)
         ends = torch.tensor([len(drafts) for drafts in chunk]).cumsum(0)
-        verifier.relax(DraftBlocks(logits, argmax, torch.tensor(flat), ends, width), first)
+        verifier.relax(DraftBlocks(logits, argmax, torch.tensor(flat), ends, width))
         for end, drafts in zip(ends.tolist(), chunk, strict=True):
             kept = argmax[end - len(drafts) : end].tolist()
             matches = [token == draft for token, draft in zip(kept, drafts, strict=True)]
             stop = matches.index(False) + 1 if False in matches else len(kept)
             emitted.append(kept[:stop] if False in matches else [*kept, 0])
     padded = torch.tensor([row + [-1] * (width + 1 - len(row)) for row in emitted])
-    report = verifier.finish(padded, torch.full((len(ids),), discarded))
+    report = verifier.finish(Emitted(padded, discarded=torch.full((len(ids),), discarded)))
     assert report is not None
-    return emitted, report.resolve()
+    return emitted, by_request(report.resolve())
 
 
-def guards(reports: dict[str, BlockReport]) -> dict[str, int]:
+def guards(reports: dict[str, Block]) -> dict[str, int]:
     return {request_id: report.guard for request_id, report in reports.items()}
 
 
@@ -109,7 +109,7 @@ def test_steps_without_drafts_count() -> None:
     admit(verifier, "a")
     for _ in range(24):
         assert verifier.begin(["a"])
-        assert verifier.finish(torch.tensor([[5]]), torch.tensor([False])) is None
+        assert verifier.finish(Emitted(torch.tensor([[5]]), discarded=torch.tensor([False]))) is None
     emitted, reports = verify(verifier, {"a": (1,)})
     assert (emitted, reports["a"].guard) == ([[0]], 2)
 
@@ -163,7 +163,7 @@ def test_both_phases_are_strict_once_it_tripped() -> None:
         assert verify(verifier, {"a": LOOP})[0] == [[1, 1, 0]]
     assert verify(verifier, {"a": LOOP})[0] == [[0]]
     assert verifier.begin(["a"])
-    verifier.finish(torch.tensor([[END]]))
+    verifier.finish(Emitted(torch.tensor([[END]])))
     assert verify(verifier, {"a": LOOP})[0] == [[0]]
 
 
@@ -181,26 +181,3 @@ def test_without_a_guarded_request_nothing_is_looked_at(monkeypatch: pytest.Monk
     admit(verifier, "b", **ON)
     with pytest.raises(AssertionError):
         verifier.begin(["a", "b"])
-
-
-@pytest.mark.parametrize(
-    ("blocks", "expected"),
-    [
-        ([(0, 3), (1, 3), (2, 1), (2, 1)], 6),
-        # A block that vLLM discarded tripped it, or tokens without drafts in between.
-        ([(0, 3), (1, 0), (2, 1)], 3),
-        ([(0, 3), (2, 1)], 3),
-        ([(0, 3), (0, 3)], None),
-    ],
-)
-def test_the_report_names_the_token_from_which_it_is_strict(
-    blocks: list[tuple[int, int]], expected: int | None
-) -> None:
-    report = RequestReport(AsdConfig(asd_guard="on").limits, detailed=False)
-    position = 0
-    for guard, emitted in blocks:
-        block = BlockReport(2, 2, 0, 0, 0, 0.0, 0.0, False, (), guard=guard)
-        report.observe(block, position, [1] * emitted)
-        position += emitted
-    assert (report.payload["guard"], report.payload["guarded_at_token"]) == ("on", expected)
-    assert report.is_guarded is (expected is not None)

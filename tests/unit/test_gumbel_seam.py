@@ -6,15 +6,16 @@ from typing import Any
 import pytest
 import torch
 
+from tests.read_blocks import Block, by_request
 from tests.v1_step import Runner, attach, metadata, sampling
 from vllm_asd.config import AsdConfig, RequestLimits
 from vllm_asd.kernels import add_gumbel_noise
-from vllm_asd.telemetry.step_report import BlockReport
 from vllm_asd.upstream import way_back
 from vllm_asd.upstream.scheduled import follow_schedule
-from vllm_asd.verification import Verifier
+from vllm_asd.verification import DraftShape, Verifier
 
 VOCAB, NUM_DRAFTS = 64, 3
+SHAPE = DraftShape(NUM_DRAFTS, VOCAB)
 CONFIG = AsdConfig(asd_gate=0.5, asd_budget=1e6, asd_block_cap=8, asd_sampling="gumbel")
 GREEDY, COUPLED, VLLMS = (0, 3), (1, 4), (2, 5)
 TEMPERATURE = [0.0, 0.9, 1.0, 0.0, 1.4, 0.7]
@@ -22,7 +23,7 @@ TEMPERATURE = [0.0, 0.9, 1.0, 0.0, 1.4, 0.7]
 
 def _decode(
     coupled: tuple[int, ...] = COUPLED, seed: int = 0, config: AsdConfig = CONFIG, rows: int = 6
-) -> tuple[torch.Tensor, dict[str, BlockReport], Any]:
+) -> tuple[torch.Tensor, dict[str, Block], Any]:
     """One step of `rows` requests, all with a seed, with greedy ones always relaxed."""
     logits = torch.randn(rows * (NUM_DRAFTS + 1), VOCAB, generator=torch.Generator().manual_seed(seed))
     blocks = logits.view(rows, NUM_DRAFTS + 1, VOCAB)
@@ -35,7 +36,7 @@ def _decode(
     runner.sampling = sampling(TEMPERATURE[:rows], generators, logprobs=1, top_k=40, top_p=0.95)
     torch.manual_seed(seed)
     output: Any = runner.sample_tokens((logits, metadata(drafts)))
-    return output.output.sampled_token_ids, way_back.received(output), output.output
+    return output.output.sampled_token_ids, by_request(way_back.received(output)), output.output
 
 
 @pytest.mark.parametrize("seed", range(8))
@@ -87,9 +88,9 @@ def test_shadow_counts_and_keeps_the_sample() -> None:
         report, other = reports[f"r{row}"], others[f"r{row}"]
         assert report == other._replace(shadow=True)
         assert (emitted[row] >= 0).sum() == report.strict_accepted + 1
-        for exception in report.exceptions[:1]:
-            assert emitted[row, exception.position] == exception.target_id
-            assert enforced[row, exception.position] != exception.target_id
+        for position, target, _ in report.exceptions[:1]:
+            assert emitted[row, position] == target
+            assert enforced[row, position] != target
 
 
 def test_noise_is_fresh_everywhere_it_should_be() -> None:
@@ -134,14 +135,14 @@ def test_who_is_coupled(
 ) -> None:
     """Sampled, asked for by the server, not declined by the request, and not strict."""
     config = AsdConfig.from_keys({"asd_sampling": server})
-    verifier = Verifier(config, torch.device("cpu"), 2)
+    verifier = Verifier(config, torch.device("cpu"), 2, SHAPE)
     assert _schedule(verifier, temperature, extra_args) is expected
     assert ("r" in verifier.ledger) is (expected or temperature == 0)
 
 
 def test_a_session_changes_its_temperature() -> None:
     """Each chunk counts as it is; the account goes on."""
-    verifier = Verifier(CONFIG, torch.device("cpu"), 2)
+    verifier = Verifier(CONFIG, torch.device("cpu"), 2, SHAPE)
     assert not _schedule(verifier, 0.0)
     assert _schedule(verifier, 1.0)
     assert not _schedule(verifier, 1.0, {"asd_sampling": "off"})

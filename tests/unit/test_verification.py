@@ -10,23 +10,25 @@ import pytest
 import torch
 from torch import Tensor
 
+from tests.read_blocks import Block as Report
+from tests.read_blocks import by_request
+from vllm_asd.batch import Emitted
 from vllm_asd.config import AsdConfig, RequestLimits
 from vllm_asd.kernels import DraftBlocks
 from vllm_asd.phase import ThinkMarkers
-from vllm_asd.telemetry.step_report import BlockReport
-from vllm_asd.verification import Verifier
+from vllm_asd.verification import DraftShape, Verifier
 
 torch.set_num_threads(1)
 
 CPU = torch.device("cpu")
-VOCAB = 16
+VOCAB, WIDTH = 16, 4
 EOS, THINK, END_THINK = 13, 14, 15
 MARKERS = ThinkMarkers(THINK, END_THINK)
 
 
 def make_verifier(markers: ThinkMarkers | None = None, **keys: object) -> Verifier:
     """Room for one request, so that the others make it grow."""
-    return Verifier(AsdConfig.from_keys({"asd_gate": 4.0, **keys}), CPU, capacity=1, markers=markers)
+    return Verifier(AsdConfig.from_keys({"asd_gate": 4.0, **keys}), CPU, 1, DraftShape(WIDTH, VOCAB), markers)
 
 
 @dataclass
@@ -72,15 +74,22 @@ def accept_strictly(blocks: DraftBlocks) -> Tensor:
     return emitted
 
 
-def step(verifier: Verifier, rows: dict[str, Block]) -> tuple[Tensor, dict[str, BlockReport]]:
+def step(verifier: Verifier, rows: dict[str, Block]) -> tuple[Tensor, dict[str, Report]]:
     """One step of a runner; returns the rewritten argmax and the report."""
     blocks = collate(list(rows.values()))
     if not verifier.begin(list(rows)):
         return blocks.argmax, {}
     verifier.relax(blocks)
-    report = verifier.finish(accept_strictly(blocks), torch.zeros(len(rows), dtype=torch.bool))
+    discarded = torch.zeros(len(rows), dtype=torch.bool)
+    report = verifier.finish(Emitted(accept_strictly(blocks), discarded=discarded))
     assert report is not None
-    return blocks.argmax, report.resolve()
+    return blocks.argmax, by_request(report.resolve())
+
+
+def emit(verifier: Verifier, *tokens: int, discarded: list[bool] | None = None) -> None:
+    """Finish a step without drafts: one token per row."""
+    flags = None if discarded is None else torch.tensor(discarded)
+    assert verifier.finish(Emitted(torch.tensor(tokens).unsqueeze(1), discarded=flags)) is None
 
 
 def test_exceptions_are_rewritten_charged_and_reported() -> None:
@@ -94,7 +103,7 @@ def test_exceptions_are_rewritten_charged_and_reported() -> None:
     assert list(reports) == ["a"]
     report = reports["a"]
     assert (report.accepted, report.strict_accepted, report.reused) == (4, 1, 1)
-    assert [exception[:3] for exception in report.exceptions] == [(1, 4, 0.5), (3, 6, 0.25)]
+    assert report.exceptions == ((1, 4, 0.5), (3, 6, 0.25))
     assert report.charged == report.spent == verifier.ledger.spent("a") == 0.75
 
 
@@ -208,7 +217,7 @@ def test_a_strict_batch_is_vllms_alone() -> None:
     blocks = collate([drafts(1)])
     verifier.relax(blocks)
     assert blocks.argmax.tolist() == [0]
-    assert verifier.finish(torch.tensor([[0, -1]])) is None
+    emit(verifier, 0)
     verifier.admit("a", verifier.config.limits)
     assert verifier.begin(["strict", "a"])
     verifier.release(["a"])
@@ -227,6 +236,18 @@ def test_more_rows_than_the_batch_has_touch_nothing() -> None:
     assert verifier.ledger.spent("a") == 0.0
 
 
+def test_a_step_that_was_decided_in_part_is_refused() -> None:
+    """Its table would hold rows that nobody wrote; nothing is charged."""
+    verifier = make_verifier()
+    for request_id in ("a", "b"):
+        verifier.admit(request_id, verifier.config.limits)
+    assert verifier.begin(["a", "b"])
+    verifier.relax(collate([drafts(1)]))
+    with pytest.raises(RuntimeError, match="1 of a step's 2 rows"):
+        verifier.finish(Emitted(torch.tensor([[1, 0], [1, 0]])))
+    assert verifier.ledger.spent("a") == 0.0
+
+
 def test_chunks_of_rows_come_to_the_same() -> None:
     """V2 verifies a large batch piece by piece."""
     rows = [drafts(1, 0), drafts(0, 0), drafts(0, 2, gap=0.5)]
@@ -240,12 +261,12 @@ def test_chunks_of_rows_come_to_the_same() -> None:
         first, argmax = 0, []
         for piece in pieces:
             blocks = collate(rows[first : first + piece])
-            verifier.relax(blocks, first)
+            verifier.relax(blocks)
             argmax += blocks.argmax.tolist()
             first += piece
-        report = verifier.finish(torch.zeros((3, 3), dtype=torch.int32))
+        report = verifier.finish(Emitted(torch.zeros((3, 3), dtype=torch.int32)))
         assert report is not None
-        results.append((argmax, report.resolve(), verifier.ledger.snapshot()))
+        results.append((argmax, by_request(report.resolve()), verifier.ledger.snapshot()))
     assert results[0][0] == [1, 0, 0, 0, 0, 2]
     assert all(result == results[0] for result in results)
 
@@ -258,7 +279,7 @@ def test_a_step_without_drafts_refills(discarded: bool) -> None:
     step(verifier, {"a": drafts(1, gap=0.75)})
     assert verifier.ledger.snapshot()["a"].remaining == 0.25 + 2 * 0.125
     assert verifier.begin(["a"])
-    assert verifier.finish(torch.tensor([[5]]), torch.tensor([discarded])) is None
+    emit(verifier, 5, discarded=[discarded])
     assert verifier.ledger.snapshot()["a"].remaining == (0.5 if discarded else 0.625)
 
 
@@ -267,7 +288,7 @@ def test_a_step_without_drafts_costs_nothing() -> None:
     verifier = make_verifier()
     verifier.admit("a", verifier.config.limits)
     assert verifier.begin(["a"])
-    assert verifier.finish(torch.tensor([[5]])) is None
+    emit(verifier, 5)
     assert verifier.ledger.spent("a") == 0.0
 
 
@@ -301,10 +322,10 @@ def test_the_phase_follows_what_was_emitted() -> None:
     assert step(verifier, {"b": drafts(1), "a": rejected})[0].tolist() == [1, 0]
     assert step(verifier, {"a": drafts(1), "b": drafts(1)})[0].tolist() == [0, 1]
     assert verifier.begin(["b", "a"])
-    assert verifier.finish(torch.tensor([[END_THINK], [THINK]]), torch.tensor([True, False])) is None
+    emit(verifier, END_THINK, THINK, discarded=[True, False])
     assert step(verifier, {"a": drafts(1), "b": drafts(1)})[0].tolist() == [1, 1]
     assert verifier.begin(["b", "a"])
-    verifier.finish(torch.tensor([[END_THINK], [2]]))
+    emit(verifier, END_THINK, 2)
     assert step(verifier, {"a": drafts(1), "b": drafts(1)})[0].tolist() == [1, 0]
 
 
