@@ -8,16 +8,17 @@ import pytest
 import torch
 from torch import Tensor
 
+from tests.poison import fill_tensor
+from tests.read_blocks import Block, by_request
+from vllm_asd.batch import Emitted
 from vllm_asd.config import AsdConfig, AsdConfigError
-from vllm_asd.kernels import BlockMaxima
 from vllm_asd.kernels.blocks import scan_blocks
 from vllm_asd.phase import ThinkMarkers
-from vllm_asd.telemetry.step_report import StepReport
 from vllm_asd.upstream import v2_kernels
 from vllm_asd.upstream.compatibility import refuse_combinations
 from vllm_asd.upstream.v2_kernels import RelaxedRejectionKernel
-from vllm_asd.upstream.v2_runner import V2Seam, emitted_ids, is_v2
-from vllm_asd.verification import Verifier
+from vllm_asd.upstream.v2_runner import V2Seam, is_v2
+from vllm_asd.verification import DraftShape, Verifier
 
 VOCAB, BLOCK, WIDTH = 40, 16, 5
 LAX = AsdConfig(asd_gate=50.0, asd_budget=1e6, asd_block_cap=8)
@@ -72,22 +73,23 @@ class Step:
 
     def sample(self, chunks: list[slice]) -> tuple[Any, Tensor, Tensor]:
         """Verify, some requests at a time."""
-        sampled = torch.full((len(self.drafts), WIDTH), 10**12)
+        sampled = torch.empty((len(self.drafts), WIDTH), dtype=torch.int64)
         num_sampled = torch.zeros(len(self.drafts), dtype=torch.int32)
         starts = torch.tensor([0, *self.lengths]).cumsum(0)
         flat = torch.tensor([token for row in self.drafts for token in (0, *row)], dtype=torch.int32)
         for chunk in chunks:
             low, high = int(starts[chunk.start]), int(starts[chunk.stop])
-            maxima = scan_blocks(self.logits[low:high], BLOCK)
+            value, token = scan_blocks(self.logits[low:high], BLOCK)
             # vLLM leaves the bonus rows uninitialised.
-            bonus = starts[chunk.start + 1 : chunk.stop + 1] - 1 - low
-            maxima.value[bonus], maxima.token_id[bonus] = torch.nan, -(10**15)
+            for bonus in (starts[chunk.start + 1 : chunk.stop + 1] - 1 - low).tolist():
+                fill_tensor(value[bonus])
+                fill_tensor(token[bonus])
             self.kernel[(chunk.stop - chunk.start,)](
                 sampled[chunk],
                 num_sampled[chunk],
                 self.logits[low:high],
-                maxima.token_id,
-                maxima.value,
+                token,
+                value,
                 flat[low:high],
                 (starts[chunk.start : chunk.stop + 1] - low).to(torch.int32),
                 NUM_WARPS=1,
@@ -123,17 +125,19 @@ def second_best_step(num_requests: int, num_drafts: int = 4) -> Step:
 def seam_for(*request_ids: str, config: AsdConfig = LAX) -> V2Seam:
     """A seam whose ledger knows some requests."""
     # Think tokens that no step here holds: in scope "phases" all is answer.
-    verifier = Verifier(config, torch.device("cpu"), 8, ThinkMarkers(VOCAB, VOCAB + 1))
+    shape = DraftShape(WIDTH - 1, VOCAB)
+    verifier = Verifier(config, torch.device("cpu"), 8, shape, ThinkMarkers(VOCAB, VOCAB + 1))
     for request_id in request_ids:
         verifier.admit(request_id, config.limits)
-    return V2Seam(verifier)
+    runner = SimpleNamespace(device=torch.device("cpu"), dtype=torch.bfloat16)
+    return V2Seam(runner, verifier)
 
 
-def report_of(seam: V2Seam) -> StepReport:
+def report_of(seam: V2Seam) -> dict[str, Block]:
     """The report that the last step left for its output."""
     report, seam._report = seam._report, None
     assert report is not None
-    return report
+    return by_request(report.resolve())
 
 
 def test_second_choices_are_kept_and_charged() -> None:
@@ -145,25 +149,19 @@ def test_second_choices_are_kept_and_charged() -> None:
     assert torch.equal(step.logits, before)
     top = step.logits[:4].topk(2).values
     assert seam.verifier.ledger.spent("r0") == (top[:, 0] - top[:, 1]).double().sum().item()
-    block = report_of(seam).resolve()["r0"]
+    block = report_of(seam)["r0"]
     assert (block.num_draft, block.accepted, block.strict_accepted) == (4, 4, 0)
-    assert [exception.position for exception in block.exceptions] == [0, 1, 2, 3]
+    assert [position for position, _, _ in block.exceptions] == [0, 1, 2, 3]
 
 
 def test_strict_neighbours_are_verified_as_without_the_plugin() -> None:
     step = second_best_step(3)
     plain = step.run(None)
-    emitted = step.run(seam_for("r1"))
+    seam = seam_for("r1")
+    emitted = step.run(seam)
     assert emitted[0::2] == plain[0::2]
     assert emitted[1][:4] == step.drafts[1]
-    assert list(report_of_step(step)) == ["r1"]
-
-
-def report_of_step(step: Step) -> dict[str, Any]:
-    """Whose blocks a step with one known request reports."""
-    seam = seam_for("r1")
-    step.run(seam)
-    return report_of(seam).resolve()
+    assert list(report_of(seam)) == ["r1"]
 
 
 @pytest.mark.parametrize("cuts", [[2], [1, 2, 3], [3, 4]])
@@ -178,7 +176,7 @@ def test_chunks_decide_as_one(cuts: list[int]) -> None:
     pieces = [slice(low, high) for low, high in itertools.pairwise(bounds)]
     assert step.run(chunked, pieces) == step.run(whole)
     assert chunked.verifier.ledger.snapshot() == whole.verifier.ledger.snapshot()
-    assert report_of(chunked).resolve() == report_of(whole).resolve()
+    assert report_of(chunked) == report_of(whole)
     assert sum(entry.spent for entry in whole.verifier.ledger.snapshot().values()) > 0
 
 
@@ -199,18 +197,18 @@ def test_a_row_with_nan_grants_no_exception(config: AsdConfig) -> None:
     third = step.logits[2].topk(3).indices[2]
     step.logits[2, third] = torch.nan
     seam = seam_for("r0", config=config)
-    maxima_without_nan = scan_blocks(step.logits.nan_to_num(nan=-torch.inf), BLOCK)
+    value, token = scan_blocks(step.logits.nan_to_num(nan=-torch.inf), BLOCK)
 
-    def scan(logits: Tensor, block: int) -> BlockMaxima:
+    def scan(logits: Tensor, block: int) -> tuple[Tensor, Tensor]:
         assert block == BLOCK
-        return BlockMaxima(*(part.clone() for part in maxima_without_nan))
+        return value.clone(), token.clone()
 
     with pytest.MonkeyPatch.context() as patch:
         # A GPU's maximum may skip NaN, which the argmax then says nothing of.
         patch.setitem(globals(), "scan_blocks", scan)
         assert step.run(seam)[0][:2] == step.drafts[0][:2]
         assert len(step.run(seam)[0]) == 3
-    assert report_of(seam).resolve()["r0"].accepted == 2
+    assert report_of(seam)["r0"].accepted == 2
 
 
 def test_nothing_happens_outside_a_step() -> None:
@@ -279,23 +277,27 @@ def test_dummy_runs_are_passed_on_and_followed_nowhere() -> None:
 
 
 def test_a_rehearsal_touches_no_entry() -> None:
-    """It runs before any request, and once more when a model is loaded again."""
+    """It runs before any request; were it to come later, the step log and the batch would not know."""
     seam = seam_for("r0")
-    before = seam.verifier.ledger._state.clone()
-    runner = SimpleNamespace(
-        num_speculative_steps=4, dtype=torch.bfloat16, vocab_size=VOCAB, device=torch.device("cpu")
-    )
-    seam.verifier.ledger.slots(["r0"])
-    before = seam.verifier.ledger._state.clone()
-    seam.rehearse(runner)
-    assert torch.equal(seam.verifier.ledger._state, before)
+    seam.verifier.start_step(1, 0)
+    second_best_step(1).run(seam)
+    report_of(seam)
+    before, logged = seam.verifier.ledger.accounts.clone(), len(seam.verifier._log)
+    seam.warm_up()
+    assert torch.equal(seam.verifier.ledger.accounts, before)
+    assert not before[0].any()
     assert seam._report is None
+    assert len(seam.verifier._log) == logged == 1
+    assert second_best_step(1).run(seam)[0][:4] == second_best_step(1).drafts[0]
 
 
 def test_what_lies_behind_the_emitted_tokens_is_not_read() -> None:
     """V2's sampled rows are uninitialised memory there."""
-    output = SimpleNamespace(sampled_token_ids=torch.tensor([[5, 99], [6, 7], [8, 9]]))
-    assert emitted_ids(output, torch.tensor([1, 2, 0])).tolist() == [[5, -1], [6, 7], [-1, -1]]
+    emitted = Emitted(torch.tensor([[5, 99], [6, 7], [8, 9]]), torch.tensor([1, 2, 0]))
+    assert emitted.padded.tolist() == [[5, -1], [6, 7], [-1, -1]]
+    assert emitted.counts.tolist() == [1, 2, 0]
+    assert emitted.first(1, 1).padded.tolist() == [[6, -1]]
+    assert emitted.first(0, 2).counts.tolist() == [1]
 
 
 def test_the_runner_is_told_by_its_class() -> None:
