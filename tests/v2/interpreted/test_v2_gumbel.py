@@ -15,7 +15,7 @@ from vllm_asd.upstream.patching import APPLIED
 from vllm_asd.upstream.v2_gumbel import REJECTION_SAMPLE
 from vllm_asd.upstream.v2_kernels import REJECTION_KERNEL, RelaxedRejectionKernel
 from vllm_asd.upstream.v2_runner import V2Seam
-from vllm_asd.verification import Verifier
+from vllm_asd.verification import DraftShape, Verifier
 
 pytest.importorskip("vllm")
 
@@ -101,13 +101,23 @@ def step(device: torch.device) -> Step:
 
 def _seam(device: torch.device, gate: float) -> V2Seam:
     config = AsdConfig(asd_sampling="gumbel", asd_gate=gate, asd_budget=1e6, asd_block_cap=8)
-    verifier = Verifier(config, device, 8)
+    verifier = Verifier(config, device, 8, DraftShape(NUM_DRAFT, VOCAB))
     for name in ("coupled", "coupled too"):
         verifier.admit(name, config.limits, sampled=True)
     verifier.admit("greedy", config.limits)
     APPLIED.apply(REJECTION_KERNEL, RelaxedRejectionKernel)
     APPLIED.apply(REJECTION_SAMPLE, lambda original: with_arguments(original, v2_runner._couple))
-    return V2Seam(verifier)
+    return V2Seam(_runner(device), verifier)
+
+
+def _runner(device: torch.device) -> Any:
+    """What a warm-up asks of the runner."""
+    states = SimpleNamespace(
+        temperature=SimpleNamespace(gpu=torch.ones(6, device=device)),
+        seeds=SimpleNamespace(gpu=torch.arange(6, device=device)),
+    )
+    sampler = SimpleNamespace(sampling_states=states, use_fp64_gumbel=False)
+    return SimpleNamespace(device=device, dtype=torch.bfloat16, sampler=sampler)
 
 
 @pytest.fixture(autouse=True)
@@ -187,3 +197,17 @@ def test_regret_is_between_the_perturbed_logits(step: Step, device: torch.device
     regret = (perturbed[1].max() - perturbed[1, other]).double().item()
     assert seam.verifier.ledger.spent("coupled") == regret > 0
     assert seam.verifier.ledger.spent("coupled too") == 0
+
+
+def test_a_warm_up_launches_the_noise_and_changes_no_state(step: Step, device: torch.device) -> None:
+    """vLLM's tables of temperatures and seeds are read, for a row that is nobody's."""
+    seam = _seam(device, gate=100.0)
+    states = seam.runner.sampler.sampling_states
+    before = states.temperature.gpu.clone(), states.seeds.gpu.clone()
+    expected = step.emitted(seam)
+    spent = seam.verifier.ledger.snapshot()
+    seam.warm_up()
+    assert torch.equal(states.temperature.gpu, before[0])
+    assert torch.equal(states.seeds.gpu, before[1])
+    assert seam.verifier.ledger.snapshot() == spent
+    assert step.emitted(seam) == expected
