@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Sequence
 from typing import NamedTuple
 
 from torch import Tensor
@@ -18,7 +18,7 @@ class StepRecord(NamedTuple):
 
     Attributes:
         number: The step's, as the scheduler counts.
-        request_ids: R ids.
+        request_ids: R ids; None where the row was taken back.
         accounts: What the rows decided by and paid with.
         outcome: The decisions, or None when the step verified no drafts.
         emitted: Its tokens.
@@ -28,7 +28,7 @@ class StepRecord(NamedTuple):
     """
 
     number: int
-    request_ids: list[str]
+    request_ids: Sequence[str | None]
     accounts: StepAccounts
     outcome: Outcome | None
     emitted: Emitted
@@ -57,8 +57,17 @@ class StepLog:
         while self._records and self._records[0].number <= number:
             self._records.popleft()
 
-    def of(self, request_id: str, since: int) -> Iterator[tuple[StepRecord, int]]:
-        """Find a request's steps from a number on, in order, each with the request's row in it."""
-        for record in self._records:
-            if record.number >= since and request_id in record.request_ids:
-                yield record, record.request_ids.index(request_id)
+    def take_back(self, request_id: str, since: int, after: int) -> list[tuple[StepRecord, int]]:
+        """Find a request's steps from ``since`` on, the last one first, each with the request's row in it.
+
+        Those behind ``after`` are then no longer the request's: a later rollback may reach back over them.
+        """
+        found = []
+        for place, record in enumerate(self._records):
+            if record.number < since or request_id not in record.request_ids:
+                continue
+            found.append((record, record.request_ids.index(request_id)))
+            if record.number > after:
+                others = [None if i == request_id else i for i in record.request_ids]
+                self._records[place] = record._replace(request_ids=others)
+        return found[::-1]

@@ -49,7 +49,8 @@ class _Request(NamedTuple):
         sampled: Whether its temperature is above 0.
         protected: The row of its set of protected tokens.
         prompt_length: Tokens.
-        since_step: The first step that can be this request's: an id may be used again.
+        since_step: The first step that can be taken back: an id may be used again, and a session's next chunk
+            may bring other limits. By then the scheduler has said what it kept.
     """
 
     limits: RequestLimits
@@ -133,12 +134,15 @@ class Verifier:
             if prompt_length > known.prompt_length:
                 # The next chunk of a streaming session; a resumed request comes with the prompt it had.
                 self._batch = None
-                self._requests[request_id] = known = known._replace(prompt_length=prompt_length)
+                known = known._replace(prompt_length=prompt_length, since_step=self._coming_step)
+                self._requests[request_id] = known
                 self._accounts.extend_prompt(request_id, prompt_ids)
             if (limits, sampled) != (known.limits, known.sampled):
                 # A later chunk of a streaming session. Its limits hold from here on, its account goes on.
                 self._batch = None
-                self._requests[request_id] = known._replace(limits=limits, sampled=sampled)
+                self._requests[request_id] = known._replace(
+                    limits=limits, sampled=sampled, since_step=self._coming_step
+                )
                 self._accounts.amend(request_id, limits)
                 self._guard(request_id, limits)
             return
@@ -148,8 +152,7 @@ class Verifier:
         self._accounts.admit(request_id, limits, prompt_ids)
         self._guard(request_id, limits)
         protected = self._protected.acquire(self._protected_ids(stop_ids))
-        since = 0 if self._step_number is None else self._step_number
-        self._requests[request_id] = _Request(limits, sampled, protected, prompt_length, since)
+        self._requests[request_id] = _Request(limits, sampled, protected, prompt_length, self._coming_step)
 
     def release(self, request_ids: Iterable[str]) -> None:
         """Close the entries of finished and aborted requests; unknown ids are ignored."""
@@ -188,20 +191,26 @@ class Verifier:
         if request is None:
             return
         since = max(request.since_step, after_step if kept_tokens is not None else after_step + 1)
-        record, row = next(self._log.of(request_id, since), (None, 0))
-        if record is None:
-            return
-        accounts = record.accounts.rows(row, 1)
+        for record, row in self._log.take_back(request_id, since, after_step):
+            # One by one: not every step charged, and in scope "phases" not all charged the same account.
+            guarded = self._undo(record, row)
+            if record.number == after_step and kept_tokens:
+                outcome = None if record.outcome is None else record.outcome.rows(row, 1).cut(kept_tokens)
+                accounts = record.accounts.rows(row, 1)
+                self._settle(accounts, guarded, outcome, record.emitted.first(row, kept_tokens))
+
+    def _undo(self, record: StepRecord, row: int) -> GuardedRows | None:
+        """Put one row's state back to what it was before a step; returns its guard as it was."""
         before = record.ledger_before
-        self._accounts.restore(accounts, None if before is None else before[row : row + 1])
-        guarded = None
-        if record.guard_slots is not None and record.guard_before is not None:
-            guard_before = record.guard_before[row : row + 1]
-            guarded = GuardedRows(record.guard_slots[row : row + 1], guard_before[:, 0] != 0)
-            self._guards.restore(guarded.slots, guard_before)
-        if record.number == after_step and kept_tokens:
-            outcome = None if record.outcome is None else record.outcome.rows(row, 1).cut(kept_tokens)
-            self._settle(accounts, guarded, outcome, record.emitted.first(row, kept_tokens))
+        self._accounts.restore(
+            record.accounts.rows(row, 1), None if before is None else before[row : row + 1]
+        )
+        if record.guard_slots is None or record.guard_before is None:
+            return None
+        guard_before = record.guard_before[row : row + 1]
+        guarded = GuardedRows(record.guard_slots[row : row + 1], guard_before[:, 0] != 0)
+        self._guards.restore(guarded.slots, guard_before)
+        return guarded
 
     def begin(self, request_ids: Sequence[str]) -> bool:
         """Start a step.
@@ -339,6 +348,10 @@ class Verifier:
         if outcome is not None and self._accounts.per_phase and accounts.thinking is not None:
             outcome.column(Column.THINKING).copy_(accounts.thinking)
         return before
+
+    @property
+    def _coming_step(self) -> int:
+        return 0 if self._step_number is None else self._step_number
 
     def _guard(self, request_id: str, limits: RequestLimits) -> None:
         """Watch a request's output from now on, or no longer."""
