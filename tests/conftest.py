@@ -30,7 +30,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 @pytest.fixture(autouse=True)
 def _garbage_in_fresh_memory(request: pytest.FixtureRequest) -> Iterator[None]:
-    """Where a test handles tensors, what nobody wrote holds garbage; engines under test allocate gigabytes."""
+    """Where a test handles tensors, what nobody wrote holds garbage; engines allocate gigabytes."""
     if not hasattr(request.module, "torch") or request.node.get_closest_marker("e2e"):
         yield
         return

@@ -1,7 +1,7 @@
 """A GPU that is not there: CPU tensors that say they are on one, so that the branches for it run anywhere.
 
-Stricter than the real one where that is silent: what makes the host wait is an error, and so is a copy that is not
-from or to pinned memory. What travels to the host is garbage until the event behind it has been waited for.
+Stricter than the real one where that is silent: what makes the host wait is an error, and so is a copy that
+is not from or to pinned memory. What travels to the host is garbage until its event has been waited for.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ class PretendCuda(TorchFunctionMode):
         """Do the call on the CPU, and say where the result is."""
         given = dict(kwargs or {})
         name = getattr(func, "__name__", "")
-        if func == torch.Tensor.device.__get__:  # type: ignore[attr-defined]
+        if func == torch.Tensor.device.__get__:
             return CUDA if _is_there(args[0]) else CPU
         if name in _PROPERTIES:
             return func(*args, **given)
@@ -68,7 +68,8 @@ class PretendCuda(TorchFunctionMode):
         if there:
             self._check(name, args, tensors)
         made_there = given.get("device") is not None and torch.device(given["device"]).type == "cuda"
-        assert not (made_there and name in ("tensor", "as_tensor")) or self.may_wait, f"{name} makes the host wait"
+        waits = made_there and name in ("tensor", "as_tensor")
+        assert self.may_wait or not waits, f"{name} makes the host wait"
         pinned = given.pop("pin_memory", False)
         if made_there:
             given["device"] = CPU

@@ -1,7 +1,7 @@
-"""An account book in plain Python that knows committed tokens only: no tensors, nothing shared with the product.
+"""An account book in plain Python of committed tokens only: no tensors, nothing shared with the product.
 
-A request is the list of what happened to it. What it has left, where it is in its text and whether its guard has
-tripped are worked out anew from that list, so that a step taken back is a line struck out.
+A request is the list of what happened to it. What it has left, where it is in its text and whether its guard
+has tripped are worked out anew from that list, so that a step taken back is a line struck out.
 """
 
 from __future__ import annotations

@@ -1,7 +1,8 @@
 """Charged only for what was committed: the verifier under a scheduler that throws steps away, against a book.
 
-Everything on the CPU agrees bit for bit: a charge that is cut is summed again in the order of its tokens, as the
-decision summed it. On a GPU the sum of a cut block is a parallel scan, which may round otherwise in its last bit.
+Everything on the CPU agrees bit for bit: a charge that is cut is summed again in the order of its tokens, as
+the decision summed it. On a GPU the sum of a cut block is a parallel scan, which may round otherwise in its
+last bit; nothing else is summed.
 """
 
 import random
@@ -36,7 +37,7 @@ GAPS = [0.125, 0.25, 0.1, 1 / 3, 0.7]
 
 @dataclass
 class InFlight:
-    """A step that was run and of which the scheduler has not heard yet; the tokens that it gave by request."""
+    """A step whose output the scheduler has not looked at yet: the tokens it gave, by request."""
 
     number: int
     given: dict[str, list[int]]
@@ -44,7 +45,7 @@ class InFlight:
 
 
 class Engine:
-    """A scheduler and a worker, without vLLM: schedules run at once, what they gave is looked at steps later."""
+    """A scheduler and a worker, without vLLM: what a step gave is looked at some steps later."""
 
     def __init__(self, rng: random.Random, scope: Scope, refill: bool, guards: bool, v2: bool) -> None:
         self.rng, self.refill, self.guards, self.v2 = rng, refill, guards, v2
@@ -199,8 +200,8 @@ class Engine:
                     assert entry.spent <= pool.limits.budget + entry.granted
                     assert entry.granted <= pool.limits.refill * request.num_tokens * (1 + 1e-12)
             if verifier.config.asd_scope != "all":
-                table = verifier._accounts._phases
-                assert table.thinking(table.slots([request_id])).item() == request.thinking
+                phase = verifier._accounts._phases
+                assert phase.thinking(phase.slots([request_id])).item() == request.thinking
             guards = verifier._guards
             assert (request_id in guards) == (request.guard is not None)
             if request.guard is not None:

@@ -1,6 +1,6 @@
 """What the worker does where the logits are on a GPU, run on a machine without one."""
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from types import SimpleNamespace
 from typing import Any
 
@@ -52,7 +52,8 @@ def drive(device: torch.device, config: AsdConfig, maxima: bool) -> Iterator[Ver
             stop_ids = range(VOCAB) if request_id == "b" else [7]
             verifier.admit(request_id, config.limits, stop_ids, prompt_ids=[THINK])
         if number == 6:
-            verifier.admit("a", config.limits_for({"asd_budget": 1.0, "asd_guard": "on"}), prompt_ids=[1, END])
+            limits = config.limits_for({"asd_budget": 1.0, "asd_guard": "on"})
+            verifier.admit("a", limits, prompt_ids=[1, END])
         assert verifier.begin(ids)
         logits = torch.randn(len(ids) * (WIDTH + maxima), VOCAB, generator=generator)
         second = logits.topk(2).indices[:, 1]
@@ -72,10 +73,11 @@ def _blocks(
 ) -> DraftBlocks | MaximaBlocks:
     if not maxima:
         cu = torch.arange(WIDTH, logits.shape[0] + 1, WIDTH, dtype=torch.int32)
-        parts = (logits, logits.argmax(1), second.to(torch.int32), cu)
-        return DraftBlocks(*(_there(part, device) for part in parts), WIDTH)
+        parts = [logits, logits.argmax(1), second.to(torch.int32), cu]
+        logits, argmax, drafts, cu = (_there(part, device) for part in parts)
+        return DraftBlocks(logits, argmax, drafts, cu, WIDTH)
     cu = torch.arange(0, logits.shape[0] + 1, WIDTH + 1, dtype=torch.int32)
-    parts = (logits, *scan_blocks(logits), second.roll(1).to(torch.int32), cu)
+    parts = [logits, *scan_blocks(logits), second.roll(1).to(torch.int32), cu]
     return MaximaBlocks(*(_there(part, device) for part in parts))
 
 
@@ -167,8 +169,13 @@ def test_the_pretended_gpu_notices_what_the_real_one_bears() -> None:
     with pretend_cuda():
         there = torch.zeros(3, device="cuda")
         assert there.device.type == (there + 1)[1:].device.type == "cuda"
-        bools = (lambda: bool(there.any()), lambda: there[there > 0], lambda: torch.tensor([1], device="cuda"))
-        for wait in (there.tolist, there.sum().item, there.cpu, there.nonzero, *bools):
+        waits: list[Callable[[], object]] = [there.tolist, there.sum().item, there.cpu, there.nonzero]
+        waits += [
+            lambda: bool(there.any()),
+            lambda: there[there > 0],
+            lambda: torch.tensor([1], device="cuda"),
+        ]
+        for wait in waits:
             with pytest.raises(AssertionError, match="wait"):
                 wait()
         with pytest.raises(AssertionError, match="two devices"):

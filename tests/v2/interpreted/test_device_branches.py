@@ -41,7 +41,7 @@ def test_steps_on_a_gpu_come_to_what_the_plain_kernels_say(
     config = AsdConfig.from_keys({"asd_gate": 4.0, "asd_budget": 6.0, **keys})
     loaded = dispatch._load_triton()
     assert not set(loaded) & set(dispatch._REFERENCE)
-    triton = dispatch._Kernels(*map(launched, loaded))
+    triton = dispatch._Kernels(*(launched(kernel) for kernel in loaded))
     monkeypatch.setattr(dispatch, "_load_triton", lambda: triton)
     monkeypatch.setattr(dispatch, "_load_cpu", lambda: dispatch._REFERENCE)
     dispatch._kernels.cache_clear()

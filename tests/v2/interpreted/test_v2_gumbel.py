@@ -200,7 +200,7 @@ def test_regret_is_between_the_perturbed_logits(step: Step, device: torch.device
 
 
 def test_a_warm_up_launches_the_noise_and_changes_no_state(step: Step, device: torch.device) -> None:
-    """vLLM's tables of temperatures and seeds are read, for a row that is nobody's."""
+    """The runner's tables of temperatures and seeds are read, for a row that is nobody's."""
     seam = _seam(device, gate=100.0)
     states = seam.runner.sampler.sampling_states
     before = states.temperature.gpu.clone(), states.seeds.gpu.clone()

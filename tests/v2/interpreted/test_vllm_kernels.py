@@ -187,8 +187,10 @@ def zeroed_memory() -> Iterator[None]:
 def test_what_vllm_leaves_unwritten_decides_nothing(
     make_seam: MakeSeam, device: torch.device, config: AsdConfig
 ) -> None:
-    """Bonus rows of full blocks and all rows of sampled requests have no argmax, and at "detailed" none may
-    become an index: whatever lies there, the same table, the same tokens, and it lies there still."""
+    """Whatever lies there: the same table, the same tokens, and it lies there still.
+
+    Bonus rows of full blocks and all rows of sampled requests have no argmax; at "detailed" it was an index.
+    """
     kind = run_in(zeroed_memory(), make_seam(config, detailed=True), device)
     unkind = run_in(poisoned_memory(), make_seam(config, detailed=True), device)
     unwritten = unkind.before == GARBAGE[8]
