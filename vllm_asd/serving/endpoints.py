@@ -10,7 +10,7 @@ from fastapi import APIRouter, FastAPI, Request
 import vllm_asd
 from vllm_asd.config import AsdConfig
 from vllm_asd.serving.counters import counters_by_engine
-from vllm_asd.upstream.compatibility import installed_vllm
+from vllm_asd.versions import installed_vllm
 from vllm_asd.upstream.engine_args import asd_config_of
 from vllm_asd.upstream.stat_logger import metrics_registry
 
