@@ -16,7 +16,7 @@ _LOAD, _IF_EQUAL, _IF_AT_LEAST, _RETURN = 0x20, 0x15, 0x35, 0x06
 _NUMBER_AT, _ARCHITECTURE_AT = 0, 4  # in struct seccomp_data
 _X32 = 0x40000000
 
-# From asm/unistd_64.h and asm-generic/unistd.h of Linux 6.12; those above 423 are the same everywhere.
+# From asm/unistd_64.h and asm-generic/unistd.h of Linux 6.1; those above 423 are the same everywhere.
 _EVERYWHERE = (424, 425, 434, 435, 438)  # pidfd_send_signal, io_uring_setup, pidfd_open, clone3, pidfd_getfd
 _CALLS = {
     "x86_64": {
