@@ -4,6 +4,7 @@ import contextlib
 import random
 from collections import defaultdict, deque
 from collections.abc import Iterator
+from dataclasses import dataclass
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -216,26 +217,51 @@ class TestFailedLoad:
         assert outputs["a"].new_token_ids == BLOCK[:1]
 
 
+@dataclass
+class Record:
+    """What a worker knows of one request's step.
+
+    Attributes:
+        step: Its number.
+        before: What stood charged as it began.
+        is_undone: Whether it was taken back; the worker itself does not look.
+    """
+
+    step: int
+    before: int
+    is_undone: bool = False
+
+
 class Worker:
-    """Counts the tokens of each request and step as the ledger charges them."""
+    """Counts each request's tokens, and takes back, as the verifier does with the ledger."""
 
     def __init__(self) -> None:
-        self.tokens: dict[str, dict[int, int]] = defaultdict(dict)
+        self.charged: dict[str, int] = defaultdict(int)
+        self.log: dict[str, list[Record]] = defaultdict(list)
 
     def follow(self, told: Notice) -> None:
-        """Take back what was not kept."""
-        for request_id, rollback in told.rollbacks.items():
-            steps = self.tokens[request_id]
-            for step in steps:
-                if step > rollback.after_step:
-                    steps[step] = 0
-            if rollback.kept_tokens is not None:
-                assert rollback.after_step <= told.committed_through
-                steps[rollback.after_step] = rollback.kept_tokens
+        """Take back what was not kept, and forget what no rollback can be about."""
+        for request_id, (after_step, kept_tokens) in told.rollbacks.items():
+            since = after_step if kept_tokens is not None else after_step + 1
+            records = [record for record in self.log[request_id] if record.step >= since]
+            if records:
+                self.charged[request_id] = records[0].before
+                if records[0].step == after_step and kept_tokens:
+                    self.charged[request_id] += kept_tokens
+            for record in records:
+                record.is_undone = True
+        for records in self.log.values():
+            records[:] = [record for record in records if record.step > told.committed_through]
 
-    def through(self, request_id: str, step: int) -> int:
-        """Tokens that stand charged up to a step."""
-        return sum(number for at, number in self.tokens[request_id].items() if at <= step)
+    def run(self, request_id: str, step: int, num_tokens: int) -> None:
+        """Charge a step."""
+        self.log[request_id].append(Record(step, self.charged[request_id]))
+        self.charged[request_id] += num_tokens
+
+    def committed(self, request_id: str) -> int:
+        """What stands charged for steps that the scheduler has processed."""
+        in_flight = [record.before for record in self.log[request_id] if not record.is_undone]
+        return min(in_flight, default=self.charged[request_id])
 
 
 class Life:
@@ -255,7 +281,7 @@ class Life:
     def step(self) -> None:
         """Schedule a step; the worker runs it at once."""
         scheduler = self.driver.scheduler
-        if not isinstance(self.driver.scheduler.running, list) or not scheduler.has_requests():
+        if not scheduler.has_requests():
             return
         running = [request.request_id for request in scheduler.running if not request.is_prefill_chunk]
         if not scheduler.scheduler_config.async_scheduling:
@@ -265,15 +291,14 @@ class Life:
         self.worker.follow(told)
         self.num_rollbacks += len(told.rollbacks)
         for request_id in scheduler.requests:
-            expected = self.emitted[request_id]
-            assert self.worker.through(request_id, told.committed_through) == expected, request_id
+            assert self.worker.committed(request_id) == self.emitted[request_id], request_id
         sampled = {}
         for request_id in schedule.num_scheduled_tokens:
             drafts = schedule.scheduled_spec_decode_tokens.get(request_id, [])
             number = 1 + self.random.randint(0, len(drafts))
             tokens = [EOS if self.random.random() < 0.08 else 50 for _ in range(number)]
             sampled[request_id] = tokens
-            self.worker.tokens[request_id][told.step] = number
+            self.worker.run(request_id, told.step, number)
         self.in_flight.append((schedule, sampled))
 
     def end_step(self) -> None:
@@ -319,7 +344,7 @@ def test_what_stands_charged_is_what_went_out(
             life.end_step()
         if life.random.random() < 0.3:
             life.disturb()
-    assert life.num_rollbacks > 3
+    assert life.num_rollbacks > 0
 
 
 def test_of_two_pending_the_earlier_says_it_all() -> None:
