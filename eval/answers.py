@@ -13,6 +13,7 @@ from rich.progress import Progress
 
 from eval.concurrency import run_all
 from eval.json_lines import open_to_append, read_lines
+from eval.server.keyed_request import api_key
 
 _TIMEOUT_S = 900.0
 
@@ -118,7 +119,9 @@ async def collect(
     answers = read_answers(path)
     done = {(answer.task, answer.id, answer.arm) for answer in answers}
     todo = [(p, arm) for p in prompts for arm in arms if (p.task, p.id, arm) not in done]
-    client = openai.AsyncOpenAI(base_url=f"{base_url}/v1", api_key="none", timeout=_TIMEOUT_S, max_retries=0)
+    client = openai.AsyncOpenAI(
+        base_url=f"{base_url}/v1", api_key=api_key(), timeout=_TIMEOUT_S, max_retries=0
+    )
     with open_to_append(path) as raw, Progress() as progress:
         bar = progress.add_task("answers", total=len(todo) + len(done), completed=len(done))
 

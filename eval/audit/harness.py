@@ -19,6 +19,7 @@ from lm_eval.tasks import TaskManager
 from eval.audit.arm_model import ChatModel, CompletionsModel
 from eval.tasks import TASK_FOLDER
 from eval.tasks.documents import NoDocuments
+from eval.tasks.isolation import confinement_here
 
 # lm-eval warns about each task's ordinary ways of loading.
 logging.getLogger("lm_eval").setLevel(logging.ERROR)
@@ -56,7 +57,7 @@ def load_tasks(choice: TaskChoice) -> dict[str, Task]:
 
     Raises:
         ValueError: An unknown task, one without data, one that generates no answer, or one that runs code
-            without leave; one line.
+            without leave, or that nothing here can confine; one line.
     """
     tasks: dict[str, Task] = _manager(choice).load(list(choice.names))["tasks"]
     wrong = set(choice.max_tokens) - set(tasks) - {""}
@@ -68,10 +69,22 @@ def load_tasks(choice: TaskChoice) -> dict[str, Task]:
                 f"{name} is a {task.OUTPUT_TYPE} task and generates no answer: choose one that does, "
                 "such as mmlu_generative"
             )
-        if getattr(task, "UNSAFE_CODE", False) and not choice.run_code:
-            raise ValueError(f"{name} runs code that the model writes: allow it with --run-code")
+        if runs_code(task):
+            _require_leave(name, choice)
         _fit(name, task, choice)
     return tasks
+
+
+def runs_code(task: Task) -> bool:
+    """Whether scoring a task runs what the model wrote."""
+    return bool(getattr(task, "UNSAFE_CODE", False))
+
+
+def _require_leave(name: str, choice: TaskChoice) -> None:
+    if not choice.run_code:
+        raise ValueError(f"{name} runs code that the model writes: allow it with --run-code")
+    if choice.data_folder is not None:
+        confinement_here()  # refused now, not after hours of answers
 
 
 def evaluate_arm(
@@ -141,4 +154,13 @@ def _of(task: Task) -> dict[str, Any]:
     return task.config.metadata or {}
 
 
-__all__ = ["NoDocuments", "Sample", "TaskChoice", "chance_of", "evaluate_arm", "load_tasks", "our_task_names"]
+__all__ = [
+    "NoDocuments",
+    "Sample",
+    "TaskChoice",
+    "chance_of",
+    "evaluate_arm",
+    "load_tasks",
+    "our_task_names",
+    "runs_code",
+]

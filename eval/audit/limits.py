@@ -12,6 +12,7 @@ import yaml
 
 from eval.calibrate.freeze import SPECULATION, evidence_path
 from eval.json_object import LIMITS_EXAMPLE, SPECULATION_EXAMPLE, read_object
+from eval.server.keyed_request import keyed_request
 from eval.server.served import Served
 from vllm_asd.config import (
     ANSWER_KEYS,
@@ -150,7 +151,7 @@ def _server_only(served: Served, frozen: AsdConfig) -> tuple[str, ...]:
 def _server_settings(served: Served) -> dict[str, Any] | None:
     url = f"{served.base_url}/plugins/asd/limits"
     try:
-        with urllib.request.urlopen(url, timeout=_TIMEOUT_S) as response:
+        with urllib.request.urlopen(keyed_request(url), timeout=_TIMEOUT_S) as response:
             found = json.loads(response.read())
     except urllib.error.HTTPError as error:
         error.close()  # without VLLM_PLUGINS there is no such route

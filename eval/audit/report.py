@@ -10,7 +10,7 @@ from eval.audit.items import Item
 from eval.audit.pairs import pair_items
 from eval.audit.report_html import html
 from eval.audit.report_markdown import markdown
-from eval.audit.report_schema import AuditReport
+from eval.audit.report_schema import AuditReport, CodeIsolation
 from eval.audit.verdict import overall
 from eval.statistics.noninferiority import ALPHA, POWER
 
@@ -22,6 +22,7 @@ def build_report(
     meta: Mapping[str, Any],
     margin: float,
     chance: Mapping[str, float] | None = None,
+    code_isolation: CodeIsolation | None = None,
 ) -> AuditReport:
     """Compute the report.
 
@@ -30,6 +31,7 @@ def build_report(
         meta: Provenance, kept as it is; `model` and `drafter` make the title.
         margin: Largest tolerated loss of score, as a fraction: 0.01 is one point.
         chance: Score of blind guessing, of the tasks where guessing scores.
+        code_isolation: How what the model wrote was confined; None if no task runs code.
 
     Raises:
         ValueError: No item has both arms, arms answered different prompts, or the margin is out of range.
@@ -49,6 +51,7 @@ def build_report(
         pooled=pooled,
         tasks=tasks,
         unpaired=paired.unpaired,
+        code_isolation=code_isolation,
         provenance=dict(meta),
     )
 
@@ -59,12 +62,13 @@ def write_report(
     folder: Path,
     margin: float,
     chance: Mapping[str, float] | None = None,
+    code_isolation: CodeIsolation | None = None,
 ) -> AuditReport:
     """Write `report.json`, `report.md`, `report.html` and the pictures into `folder`, made if need be.
 
     Arguments and errors are those of `build_report`.
     """
-    report = build_report(items, meta, margin, chance)
+    report = build_report(items, meta, margin, chance, code_isolation)
     folder.mkdir(parents=True, exist_ok=True)
     (folder / REPORT).write_text(report.model_dump_json(by_alias=True, indent=2) + "\n", encoding="utf-8")
     plots.draw_all(report, [item for item in items if item.arm == "asd"], folder)

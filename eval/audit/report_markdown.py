@@ -4,7 +4,16 @@ import json
 from collections.abc import Iterable, Sequence
 
 from eval.audit import plots
-from eval.audit.report_schema import BLIND, AuditReport, Comparison, Group, ScoreChange, Sight, Spread
+from eval.audit.report_schema import (
+    BLIND,
+    AuditReport,
+    CodeIsolation,
+    Comparison,
+    Group,
+    ScoreChange,
+    Sight,
+    Spread,
+)
 from eval.audit.report_words import (
     MEASURES,
     Reading,
@@ -24,6 +33,12 @@ _SIGHT = {
     "floor": "at its floor: can't show a loss",
     "unscored": "has no right answer, so no score",
     "chance": "no better than guessing: can't show a loss",
+}
+
+_CODE: dict[CodeIsolation, str] = {
+    "bubblewrap": "Code that the model wrote ran under bubblewrap.",
+    "fallback": "Code that the model wrote ran under the fallback, without bubblewrap: for models you trust.",
+    "lm-eval": "Code that the model wrote ran lm-eval's way, confined by nothing of ours.",
 }
 
 
@@ -61,9 +76,10 @@ def markdown(report: AuditReport) -> str:
 
 
 def _below_the_verdict(report: AuditReport) -> list[str]:
-    """The grounds, and what whoever ran the audit noted."""
+    """The grounds, how code ran, and what whoever ran the audit noted."""
+    code = [_CODE[report.code_isolation]] if report.code_isolation else []
     notes = report.provenance.get("notes", [])
-    return [*report.overall.sentences[1:], *(f"Note: {note}" for note in notes)]
+    return [*report.overall.sentences[1:], *code, *(f"Note: {note}" for note in notes)]
 
 
 def _table(header: Sequence[str], rows: Iterable[Sequence[str]]) -> str:

@@ -13,6 +13,8 @@ from eval.statistics.noninferiority import Verdict
 from eval.statistics.resampling import Interval
 
 Sight = Literal["sees", "ceiling", "floor", "chance", "unscored"]
+# How what the model wrote was confined: by ours, or by lm-eval's own tasks in their way.
+CodeIsolation = Literal["bubblewrap", "fallback", "lm-eval"]
 # Where the score can't show a loss.
 BLIND = ("floor", "chance")
 
@@ -184,4 +186,7 @@ class AuditReport(_Part):
     pooled: Group = Field(description="All items; resampled within tasks")
     tasks: list[Group] = Field(description="Each task")
     unpaired: int = Field(description="Answers left out of comparisons, their partner being missing")
+    code_isolation: CodeIsolation | None = Field(
+        default=None, description="How what the model wrote was confined; null if no task runs code"
+    )
     provenance: dict[str, Any] = Field(description="Command, versions, model, drafter, limits in force")

@@ -12,17 +12,17 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from eval.answers import prompt_digest
 from eval.audit.arm_model import CHAT_ROUTE, COMPLETIONS_ROUTE, ChatModel, CompletionsModel
 from eval.audit.collect import Answers, Samples, collect_items, ungraded_tasks
-from eval.audit.harness import TaskChoice, chance_of, evaluate_arm
+from eval.audit.harness import TaskChoice, chance_of, evaluate_arm, runs_code
 from eval.audit.items import ARMS, Arm, write_items
 from eval.audit.likelihood import mean_loglikelihoods
 from eval.audit.limits import Audited
 from eval.audit.report import write_report
-from eval.audit.report_schema import AuditReport
+from eval.audit.report_schema import AuditReport, CodeIsolation
 from eval.audit.responses import Record, RecordFile
 from eval.audit.sender import Sender
 from eval.server.served import Served
 from eval.settings_file import keep_settings
-from eval.tasks.isolation import is_network_cut_off
+from eval.tasks.isolation import confinement_here
 
 ITEMS, SETTINGS, PRIVATE = "items.jsonl", "settings.json", "lm-eval"
 
@@ -125,7 +125,8 @@ def run_audit(audit: Audit, tasks: Mapping[str, Task], meta: Mapping[str, Any]) 
     items = collect_items(answers, samples, likelihoods)
     write_items(audit.folder / ITEMS, items)
     known = _meta(audit, tasks, samples, meta)
-    return write_report(items, known, audit.folder, audit.margin, chance_of(tasks))
+    confined = _code_isolation(audit, tasks)
+    return write_report(items, known, audit.folder, audit.margin, chance_of(tasks), confined)
 
 
 def _first_of_each_task(answers: Answers, most: int | None) -> Iterator[Record]:
@@ -151,6 +152,12 @@ def _model(audit: Audit, arm: Arm, kept: RecordFile, progress: Progress) -> Chat
     return kind(audit.served, arm, xargs, Sender(url, audit.concurrency, kept, progress))
 
 
+def _code_isolation(audit: Audit, tasks: Mapping[str, Task]) -> CodeIsolation | None:
+    if not any(map(runs_code, tasks.values())):
+        return None
+    return "lm-eval" if audit.choice.data_folder is None else confinement_here().kind
+
+
 def _meta(
     audit: Audit, tasks: Mapping[str, Task], samples: Samples, meta: Mapping[str, Any]
 ) -> dict[str, Any]:
@@ -158,9 +165,6 @@ def _meta(
     ungraded = ungraded_tasks(samples["control"])
     if ungraded:
         notes.append(f"No right answer, so no score: {', '.join(ungraded)}.")
-    if any(getattr(task, "UNSAFE_CODE", False) for task in tasks.values()):
-        network = "without" if is_network_cut_off() else "WITH"
-        notes.append(f"Code ran in processes of their own, limited in time and memory, {network} network.")
     return {
         **meta,
         **audit.settings,

@@ -12,6 +12,7 @@ from rich.progress import Progress
 
 from eval.audit.responses import Record, RecordFile, record_key
 from eval.concurrency import run_all
+from eval.server.keyed_request import key_headers
 
 _TIMEOUT_S = 1800.0
 _ATTEMPTS = 3
@@ -73,7 +74,9 @@ class Sender:
         open_ones = {r.key: r for r in requests if self._kept.get(r.key) is None}
         bar = self._progress.add_task(label, total=len(requests), completed=len(requests) - len(open_ones))
         timeout = aiohttp.ClientTimeout(total=_TIMEOUT_S)
-        async with aiohttp.ClientSession(connector=aiohttp.TCPConnector(limit=0), timeout=timeout) as session:
+        async with aiohttp.ClientSession(
+            connector=aiohttp.TCPConnector(limit=0), timeout=timeout, headers=key_headers()
+        ) as session:
 
             async def fulfil(request: Request) -> None:
                 self._kept.add(request.key, _parsed(request, await self._post(session, request), parse))

@@ -186,6 +186,11 @@ def server_arguments(settings: Settings, server: str) -> list[str]:
 
 
 def environment(settings: Settings) -> dict[str, str]:
-    """Let a model that is no folder be looked up, unless the caller has forbidden it."""
+    """Let a model that is no folder be looked up, unless the caller has forbidden it; hand the key on."""
     offline = "1" if Path(settings.model).is_dir() else "0"
-    return {"HF_HUB_OFFLINE": os.environ.get("HF_HUB_OFFLINE", offline)}
+    # `vllm bench serve` reads its key from a variable of OpenAI's.
+    key = os.environ.get("VLLM_API_KEY")
+    return {
+        "HF_HUB_OFFLINE": os.environ.get("HF_HUB_OFFLINE", offline),
+        **({"OPENAI_API_KEY": key} if key else {}),
+    }

@@ -9,6 +9,7 @@ import openai
 from tokenizers import Tokenizer
 
 from eval.demo.prompts import Prompt
+from eval.server.keyed_request import api_key
 
 STRICT = {"asd_budget": 0}
 _TIMEOUT_S = 600.0
@@ -71,7 +72,7 @@ class DemoClient:
             model: The name it serves the model under.
         """
         self._client = openai.OpenAI(
-            base_url=f"{base_url}/v1", api_key="none", timeout=_TIMEOUT_S, max_retries=0
+            base_url=f"{base_url}/v1", api_key=api_key(), timeout=_TIMEOUT_S, max_retries=0
         )
         self._model = model
 

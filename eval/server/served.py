@@ -4,8 +4,10 @@ import json
 import urllib.error
 import urllib.request
 from dataclasses import dataclass, replace
+from http import HTTPStatus
 from typing import Any
 
+from eval.server.keyed_request import keyed_request
 from vllm_asd.config import RequestLimits
 
 _TIMEOUT_S = 60.0
@@ -116,13 +118,14 @@ def _report(base: str, response: dict[str, Any]) -> dict[str, Any]:
 
 def _ask(base: str, path: str, payload: dict[str, Any] | None = None) -> dict[str, Any]:
     body = None if payload is None else json.dumps(payload).encode()
-    request = urllib.request.Request(base + path, body, {"Content-Type": "application/json"})
     try:
-        with urllib.request.urlopen(request, timeout=_TIMEOUT_S) as response:
+        with urllib.request.urlopen(keyed_request(base + path, body), timeout=_TIMEOUT_S) as response:
             answer = json.loads(response.read())
     except urllib.error.HTTPError as error:
         said = " ".join(error.read().decode(errors="replace").split())[:200]
         error.close()
+        if error.code == HTTPStatus.UNAUTHORIZED:
+            raise NotServed(f"{base} asks for a key: set VLLM_API_KEY to the server's") from None
         raise NotServed(f"{base}{path} answered {error.code}: is that a vLLM server? ({said})") from None
     except (OSError, ValueError) as error:
         reason = getattr(error, "reason", error)

@@ -15,6 +15,7 @@ from types import FrameType, TracebackType
 from typing import NoReturn, Self
 
 from eval.server.environment import server_environment
+from eval.server.keyed_request import keyed_request
 from eval.server.metrics import Metrics
 from eval.server.process import ProcessGroup, ServerDied
 from eval.server.progress import StartProgress
@@ -114,7 +115,7 @@ class VllmServer:
 
     def get(self, path: str, timeout_s: float = 10.0) -> str:
         """The body of a GET request to the server."""
-        with urllib.request.urlopen(self.base_url + path, timeout=timeout_s) as response:
+        with urllib.request.urlopen(keyed_request(self.base_url + path), timeout=timeout_s) as response:
             return str(response.read().decode())
 
     def metrics(self) -> Metrics:

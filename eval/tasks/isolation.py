@@ -1,73 +1,120 @@
-"""Runs a program that a model wrote: in a process of its own, with little time, memory and reach.
+"""Runs a program that a model wrote against tests, such that the program has no say in whether it passed.
 
-What holds: CPU time, memory, file size, wall time; an empty temporary folder as working directory; no
-site-packages and no environment; no network where the kernel lets an unprivileged process give it up. An
-audit hook refuses to start programs, to open sockets, and to write or delete outside that folder: that stops
-accidents, not an attacker. The program can read what you can read. For models you don't trust, audit in a
-container.
+Two processes: one loads the program, the other runs the tests and asks the first for values, which come as
+plain data (`eval/tasks/sandbox`). Passed means that the tests' process ended with status 0, as its parent,
+this process, sees it. There is no secret to find out: the program's process never sees the tests, and
+whatever it prints, returns, patches or writes to the channel is an answer at most.
+
+Both run under bubblewrap where that is installed and works: no network, no files but Python's own and an
+empty /tmp, no processes of others in sight. Else under the fallback: a system call filter, an audit hook of
+Python's, and user `nobody` if the audit is root's and `nobody` can run this Python. Always: 5 s of CPU, 1 GiB
+of memory, files of 1 MiB, no further processes or threads, an end after the wall time.
+
+What remains possible. A program can answer right for the values that it is asked about without computing
+them, if it knows the benchmark by heart. Under the fallback, one that corrupts the memory of its interpreter
+gets past the audit hook: then it reads and writes what its user may, which may be you; run as root, it could
+reach the tests' process as well. Under bubblewrap it would need a hole in the kernel.
 """
 
 import contextlib
+import json
 import os
-import secrets
-import shutil
 import signal
+import socket
 import subprocess
-import sys
 import tempfile
+from dataclasses import asdict, dataclass
 from functools import cache
-from pathlib import Path
+
+from eval.tasks.confinement import Confinement, Kind, candidates
 
 WALL_TIME_S = 10.0
-_LAUNCHER = Path(__file__).parent / "launcher.py"
-_MOST_OUTPUT_BYTES = 64 * 1024
 
 
-def passes(program: str, wall_time_s: float = WALL_TIME_S) -> bool:
-    """Whether a program runs to its end without an exception and within the limits."""
-    # Only a program that came to its end is followed by this word; it can't guess it.
-    word = secrets.token_hex(16)
-    command = [*_without_network(), sys.executable, "-I", "-S", str(_LAUNCHER), word]
-    with tempfile.TemporaryDirectory(prefix="vllm-asd-code-") as folder, tempfile.TemporaryFile() as output:
-        source = Path(folder) / "program.py"
-        source.write_text(program, encoding="utf-8", errors="replace")
-        process = subprocess.Popen(
-            command,
-            cwd=folder,
-            env={"PYTHONHASHSEED": "0", "PATH": os.defpath, "TMPDIR": folder},
-            stdin=subprocess.DEVNULL,
-            stdout=output,
-            stderr=subprocess.DEVNULL,
-            start_new_session=True,
-        )
+class NotConfined(ValueError):
+    """Nothing on this machine confines what a model wrote; the message is one line."""
+
+
+@dataclass(frozen=True)
+class Trial:
+    """A program and what it has to pass.
+
+    Attributes:
+        program: What the model wrote, with what it continues.
+        tests: Run on the program's global names; everything they compare is plain data.
+        helpers: Code of the task's, not the model's, that the tests may use.
+        entry_point: The one name that is the program's even if the helpers define it.
+    """
+
+    program: str
+    tests: str = ""
+    helpers: str = ""
+    entry_point: str = ""
+
+
+def passes(trial: Trial, wall_time_s: float = WALL_TIME_S, confinement: Confinement | None = None) -> bool:
+    """Whether the program loads and the tests run to their end, without an exception and within the limits.
+
+    Args:
+        trial: The program and its tests.
+        wall_time_s: The longest that may take.
+        confinement: None takes the strongest that works here.
+
+    Raises:
+        NotConfined: None works.
+    """
+    chosen = confinement or confinement_here()
+    with _folder() as of_candidate, _folder() as of_judge:
+        ours, theirs = socket.socketpair()
+        with ours, theirs:
+            candidate = chosen.start("candidate", of_candidate, theirs.fileno(), subprocess.DEVNULL)
+            try:
+                judge = chosen.start("judge", of_judge, subprocess.PIPE, ours.fileno())
+            except BaseException:
+                _end(candidate)
+                raise
         try:
-            process.wait(wall_time_s)
+            judge.communicate(json.dumps(asdict(trial)).encode(), wall_time_s)
         except subprocess.TimeoutExpired:
             return False
         finally:
-            _end(process)
-        size = output.seek(0, os.SEEK_END)
-        output.seek(max(0, size - _MOST_OUTPUT_BYTES))
-        return process.returncode == 0 and output.read().endswith(word.encode())
+            _end(candidate)
+            _end(judge)
+        return judge.returncode == 0
 
 
-def _end(process: "subprocess.Popen[bytes]") -> None:
-    """End the process and what it started, which shares its session."""
-    with contextlib.suppress(ProcessLookupError, PermissionError):
-        os.killpg(process.pid, signal.SIGKILL)
-    process.wait()
+def confinement_here() -> Confinement:
+    """The strongest confinement that works on this machine.
+
+    Raises:
+        NotConfined: None does.
+    """
+    found = confinement_of("bubblewrap") or confinement_of("fallback")
+    if found is None:
+        raise NotConfined("nothing here can confine what the model writes: install bubblewrap (bwrap)")
+    return found
 
 
 @cache
-def _without_network() -> tuple[str, ...]:
-    """The words before a command that take its network away; none where that is not permitted."""
-    command = ("unshare", "--user", "--net")
-    if shutil.which(command[0]) is None:
-        return ()
-    works = subprocess.run([*command, "true"], capture_output=True, check=False).returncode == 0
-    return command if works else ()
+def confinement_of(kind: Kind) -> Confinement | None:
+    """The strongest confinement of a kind that works here, which is tried; None if none does."""
+    probe = Trial("import math\ndef double(x):\n    return [2 * x, math.pi]", "assert double(3)[0] == 6")
+    for confinement in candidates():
+        with contextlib.suppress(OSError):  # the user can't be changed, or may not run this Python
+            if confinement.kind == kind and passes(probe, confinement=confinement):
+                return confinement
+    return None
 
 
-def is_network_cut_off() -> bool:
-    """Whether programs run without a network on this machine."""
-    return bool(_without_network())
+def _folder() -> "tempfile.TemporaryDirectory[str]":
+    return tempfile.TemporaryDirectory(prefix="vllm-asd-code-", ignore_cleanup_errors=True)
+
+
+def _end(process: "subprocess.Popen[bytes]") -> None:
+    """End the process and what may share its session."""
+    with contextlib.suppress(ProcessLookupError, PermissionError):
+        os.killpg(process.pid, signal.SIGKILL)
+    process.wait()
+    if process.stdin is not None:
+        with contextlib.suppress(BrokenPipeError):
+            process.stdin.close()

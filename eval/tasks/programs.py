@@ -1,6 +1,7 @@
-"""Code tasks: the program in an answer, run against the document's tests in a process of its own."""
+"""Code tasks: the program in an answer, run against the document's tests in processes of their own."""
 
 import ast
+import contextlib
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from functools import cache
@@ -8,7 +9,7 @@ from textwrap import indent
 from typing import Any
 
 from eval.tasks.final_answer import behind_thinking, extract_each
-from eval.tasks.isolation import passes
+from eval.tasks.isolation import Trial, passes
 
 # A block that was cut off at the longest answer has no closing fence.
 _BLOCK = re.compile(r"```[^\n`]*\n(.*?)(?:```|\Z)", re.DOTALL)
@@ -33,13 +34,14 @@ def score_function(document: Mapping[str, Any], results: Sequence[str]) -> dict[
     """1 if the function passes HumanEval's `check`."""
     program = complete(document["prompt"], results[0], document["entry_point"])
     tests = f"{document['test']}\ncheck({document['entry_point']})"
-    return {"score": float(_passes(f"{program}\n\n{tests}\n"))}
+    trial = Trial(program, tests, _complete_code(document["prompt"]), document["entry_point"])
+    return {"score": float(_passes(trial))}
 
 
 def score_program(document: Mapping[str, Any], results: Sequence[str]) -> dict[str, float]:
     """1 if the code passes every assertion of MBPP."""
     tests = "\n".join([document["test_setup_code"], *document["test_list"]])
-    return {"score": float(_passes(f"{results[0]}\n\n{tests}\n"))}
+    return {"score": float(_passes(Trial(results[0], tests)))}
 
 
 def complete(prompt: str, code: str, entry_point: str) -> str:
@@ -49,6 +51,15 @@ def complete(prompt: str, code: str, entry_point: str) -> str:
         return f"{prompt.rstrip()}\n\n{code}"
     is_body = code[:1].isspace() or not code
     return f"{prompt.rstrip()}\n{code if is_body else indent(code, '    ')}"
+
+
+def _complete_code(prompt: str) -> str:
+    """A prompt as code that runs, for what else it defines: its last function may lack a body."""
+    for code in (prompt, f"{prompt.rstrip()}\n    pass\n"):
+        with contextlib.suppress(SyntaxError, ValueError):
+            ast.parse(code)
+            return code
+    return ""
 
 
 def code_of(answer: str, wanted: str = "def ") -> str:

@@ -12,7 +12,7 @@ import pytest
 
 from tests.contract.records import collect
 from tests.contract.source import ContractError, check_against_source, parameters_in_source, unpack_release
-from vllm_asd.upstream.compatibility import installed_vllm
+from vllm_asd.versions import installed_vllm
 from vllm_asd.upstream.patching import Patch, PatchError, PatchSet
 
 RECORDS = collect()

@@ -143,7 +143,8 @@ def verify_tokens(row: TokenRow) -> TokenOutcome:
     drafts, targets = row.draft_ids[:num_draft], row.argmax[:num_draft]
     is_match = [draft == target for draft, target in zip(drafts, targets, strict=True)]
     regret = [_regret(row, i) for i in range(num_draft)]
-    forbidden = set(row.protected_ids) - {-1}
+    # An id outside the vocabulary is no token that could be protected.
+    forbidden = {token for token in row.protected_ids if 0 <= token < row.vocab_size}
     verdict = verify(
         Block(
             regret=regret,

@@ -6,9 +6,9 @@ from importlib.util import find_spec
 import pytest
 import torch
 
-from tests.property.test_verify_kernels import assert_same
+from tests.property.test_verify_kernels import assert_same, decide
 from tests.property.verify_grid import Regime, chosen_cells, draw
-from vllm_asd.kernels import verify_drafts_reference
+from vllm_asd.kernels import Column, verify_drafts_reference
 from vllm_asd.policy import Pricing
 
 pytestmark = pytest.mark.skipif(find_spec("numba") is None, reason="needs numba")
@@ -21,8 +21,8 @@ def test_equals_the_reference(cell: Regime, pricing: Pricing, dtype: torch.dtype
     """Near-ties and ties, -inf, NaN, placeholders and ids outside the vocabulary, in ragged rows."""
     mine, limits = draw(cell, dtype, pricing)
     reference = mine._replace(argmax=mine.argmax.clone())
-    outcome = importlib.import_module("vllm_asd.kernels.cpu").verify_drafts_cpu(mine, limits)
-    assert_same(outcome, verify_drafts_reference(reference, limits))
+    outcome = decide(importlib.import_module("vllm_asd.kernels.cpu").verify_drafts_cpu, mine, limits)
+    assert_same(outcome, decide(verify_drafts_reference, reference, limits))
     assert torch.equal(mine.argmax, reference.argmax)
 
 
@@ -30,7 +30,7 @@ def test_the_cells_are_not_idle() -> None:
     """Exceptions, several in one block, reused matches and rows with NaN: all there."""
     mine, limits = draw((99, 7, 1000), torch.bfloat16, "remaining")
     assert mine.logits.isnan().any()
-    outcome = verify_drafts_reference(mine, limits)
-    assert (outcome.exceptions >= 2).any()
-    assert (outcome.reused > 0).any()
-    assert len(outcome.stop.unique()) >= 5
+    outcome = decide(verify_drafts_reference, mine, limits)
+    assert (outcome.column(Column.EXCEPTIONS) >= 2).any()
+    assert (outcome.column(Column.REUSED) > 0).any()
+    assert len(outcome.column(Column.STOP).unique()) >= 5

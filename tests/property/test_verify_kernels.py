@@ -4,11 +4,12 @@ import importlib
 import math
 import random
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from importlib.util import find_spec
 from typing import Any, NamedTuple
 
+import numpy as np
 import pytest
 import torch
 from hypothesis import given, settings
@@ -18,8 +19,11 @@ from torch import Tensor
 from tests.property import scalar_reference
 from tests.property.scalar_reference import TokenOutcome, TokenRow
 from vllm_asd.kernels import (
+    NUM_SCALARS,
+    Column,
     DraftBlocks,
     Outcome,
+    ProtectedIds,
     RowLimits,
     charge_accounts_reference,
     dispatch,
@@ -53,6 +57,7 @@ class Case(NamedTuple):
     dtype: torch.dtype
     id_dtype: torch.dtype
     strided: bool
+    closed: list[bool] | None = None
 
 
 def random_row(
@@ -97,6 +102,7 @@ def random_case(rng: random.Random, max_rows: int = 6, max_draft: int = 8) -> Ca
         dtype=rng.choice([torch.float32, torch.bfloat16]),
         id_dtype=rng.choice([torch.int32, torch.int64]),
         strided=rng.random() < 0.3,
+        closed=[rng.random() < 0.3 for _ in lengths] if rng.random() < 0.3 else None,
     )
 
 
@@ -137,23 +143,45 @@ def collate(case: Case) -> tuple[DraftBlocks, RowLimits]:
         cu_num_draft=laid_out(lengths.cumsum(0).to(case.id_dtype), case.strided),
         width=width,
     )
-    limits = RowLimits(
+    limits = RowLimits.of(
         remaining=column("remaining", torch.float64),
         gate=column("gate", torch.float64),
         block_cap=column("block_cap", torch.int32),
         shadow=column("shadow", torch.bool),
-        protected_ids=laid_out(torch.tensor(protected, dtype=torch.int64).view(len(rows), -1), case.strided),
-        in_scope=None if in_scope is None else laid_out(in_scope, case.strided),
+        protected_ids=torch.tensor(protected, dtype=torch.int64).view(len(rows), -1),
+        vocab_size=vocab_size,
         pricing=rows[0].pricing,  # type: ignore[arg-type]
     )
-    return blocks, limits
+    return blocks, limits._replace(
+        accounts=laid_out(limits.accounts, case.strided),
+        slots=laid_out(limits.slots, case.strided),
+        protected=ProtectedIds(*(laid_out(part, case.strided) for part in limits.protected)),
+        closed=None if case.closed is None else laid_out(torch.tensor(case.closed), case.strided),
+        in_scope=None if in_scope is None else laid_out(in_scope, case.strided),
+    )
 
 
-def assert_same(got: Any, expected: Any) -> None:
-    """Two tuples of tensors: dtypes, shapes and every value."""
-    for name, left, right in zip(expected._fields, got, expected, strict=True):
-        assert left.dtype == right.dtype, name
-        assert torch.equal(left, right), name
+def decide(
+    kernel: Callable[[DraftBlocks, RowLimits, Outcome], None],
+    blocks: DraftBlocks,
+    limits: RowLimits,
+    width: int | None = None,
+) -> Outcome:
+    """Let a kernel write into a table of NaN; all of it must be written."""
+    outcome = Outcome.empty(
+        blocks.num_rows, blocks.width if width is None else width, 0, blocks.logits.device
+    )
+    outcome.table.fill_(torch.nan)
+    kernel(blocks, limits, outcome)
+    assert not outcome.table.isnan().any()
+    return outcome
+
+
+def assert_same(got: Outcome, expected: Outcome) -> None:
+    """Every value of the two tables, bit for bit."""
+    for column in Column:
+        assert torch.equal(got.column(column), expected.column(column)), column.name
+    assert torch.equal(got.table[:, NUM_SCALARS:], expected.table[:, NUM_SCALARS:])
 
 
 def read_back(outcome: Outcome, argmax: Tensor, case: Case) -> Iterator[TokenOutcome]:
@@ -161,17 +189,22 @@ def read_back(outcome: Outcome, argmax: Tensor, case: Case) -> Iterator[TokenOut
     start = 0
     for i, row in enumerate(case.rows):
         length = len(row.draft_ids)
-        assert outcome.target_ids[i].tolist() == [*row.argmax, *[-1] * (case.width - length)]
-        assert outcome.exception_regret[i, length:].tolist() == [-1.0] * (case.width - length)
+        regrets = outcome.exception_regret[i].tolist()
+        targets = [t if regret >= 0 else -1 for t, regret in zip(row.argmax, regrets, strict=False)]
+        assert outcome.target_ids[i].tolist() == [*targets, *[-1] * (case.width - length)]
+        assert regrets[length:] == [-1.0] * (case.width - length)
+        read = dict(zip(Column, outcome.table[i, :NUM_SCALARS].tolist(), strict=True))
+        assert (read[Column.SPENT], read[Column.THINKING], read[Column.GUARD]) == (0, -1, 0)
+        assert read[Column.SHADOW] == row.shadow
         yield TokenOutcome(
-            num_draft=int(outcome.num_draft[i]),
-            strict_accepted=int(outcome.strict_accepted[i]),
+            num_draft=int(read[Column.NUM_DRAFT]),
+            strict_accepted=int(read[Column.STRICT_ACCEPTED]),
             verdict=scalar_reference.Outcome(
-                accepted=int(outcome.accepted[i]),
-                charged=outcome.charged[i].item(),
-                exceptions=int(outcome.exceptions[i]),
-                reused=int(outcome.reused[i]),
-                stop=StopReason(int(outcome.stop[i])).name.lower(),
+                accepted=int(read[Column.ACCEPTED]),
+                charged=read[Column.CHARGED],
+                exceptions=int(read[Column.EXCEPTIONS]),
+                reused=int(read[Column.REUSED]),
+                stop=StopReason(int(read[Column.STOP])).name.lower(),
             ),
             exception_regret=outcome.exception_regret[i, :length].tolist(),
             argmax=argmax[start : start + length].tolist(),
@@ -183,10 +216,12 @@ def assert_all_agree(case: Case) -> Outcome:
     """Compiled, plain torch and scalar; what was rewritten included."""
     blocks, limits = collate(case)
     reference_blocks, _ = collate(case)
-    outcome: Outcome = compiled().verify_drafts_cpu(blocks, limits)
-    assert_same(outcome, verify_drafts_reference(reference_blocks, limits))
+    outcome = decide(compiled().verify_drafts_cpu, blocks, limits)
+    assert_same(outcome, decide(verify_drafts_reference, reference_blocks, limits))
     assert torch.equal(blocks.argmax, reference_blocks.argmax)
-    expected = [scalar_reference.verify_tokens(row) for row in case.rows]
+    closed = case.closed or [False] * len(case.rows)
+    rows = [replace(row, gate=0.0) if shut else row for row, shut in zip(case.rows, closed, strict=True)]
+    expected = [scalar_reference.verify_tokens(row) for row in rows]
     assert list(read_back(outcome, blocks.argmax, case)) == expected
     return outcome
 
@@ -270,22 +305,47 @@ def test_full_size_logits_and_inference_tensors() -> None:
             best = logits.topk(2).indices
             drafts = torch.where(torch.rand(28, generator=generator) < 0.7, best[:, 0], best[:, 1])
             cu = torch.tensor([7, 14, 21, 28], dtype=torch.int32)
-            limits = RowLimits(
+            limits = RowLimits.of(
                 remaining=torch.full((4,), 8.0, dtype=torch.float64),
                 gate=torch.full((4,), 0.25, dtype=torch.float64),
                 block_cap=torch.full((4,), 2, dtype=torch.int32),
                 shadow=torch.zeros(4, dtype=torch.bool),
                 protected_ids=torch.full((4, 1), -1),
-                in_scope=None,
-                pricing="remaining",
+                vocab_size=49152,
             )
             mine, reference = (
                 DraftBlocks(logits, logits.argmax(-1), drafts.to(torch.int32), cu, 7) for _ in range(2)
             )
-            outcome = compiled().verify_drafts_cpu(mine, limits)
-            assert_same(outcome, verify_drafts_reference(reference, limits))
+            outcome = decide(compiled().verify_drafts_cpu, mine, limits)
+            assert_same(outcome, decide(verify_drafts_reference, reference, limits))
             assert torch.equal(mine.argmax, reference.argmax)
-            assert outcome.exceptions.sum() > 0
+            assert outcome.column(Column.EXCEPTIONS).sum() > 0
+
+
+def test_the_outcome_may_be_wider_than_the_step() -> None:
+    """N-grams propose fewer tokens in one step than in another, for the same table."""
+    rng = random.Random(3)
+    for _ in range(50):
+        case = random_case(rng)
+        if case.rows[0].in_scope is not None:
+            continue
+        (mine, limits), (reference, _) = collate(case), collate(case)
+        outcome = decide(compiled().verify_drafts_cpu, mine, limits, case.width + 3)
+        assert_same(outcome, decide(verify_drafts_reference, reference, limits, case.width + 3))
+        narrow = decide(compiled().verify_drafts_cpu, collate(case)[0], limits)
+        assert torch.equal(outcome.table[:, :NUM_SCALARS], narrow.table[:, :NUM_SCALARS])
+
+
+def test_bitmaps_hold_what_was_packed() -> None:
+    """Against sets, over ids in and around the vocabulary, those on the edges of words included."""
+    rng = random.Random(4)
+    for vocab_size in (1, 31, 32, 33, 100):
+        sets = [{rng.randrange(-2, vocab_size + 2) for _ in range(rng.randint(0, 9))} for _ in range(6)]
+        words = torch.from_numpy(np.stack([ProtectedIds.pack(list(ids), vocab_size) for ids in sets]))
+        ids = torch.arange(-3, 2 * vocab_size + 40).expand(6, -1)
+        held = ProtectedIds(words, torch.arange(6)).hold(ids)
+        expected = [[t in members and 0 <= t < vocab_size for t in ids[0].tolist()] for members in sets]
+        assert held.tolist() == expected
 
 
 def test_counts_that_do_not_fit_are_refused() -> None:
@@ -297,9 +357,10 @@ def test_counts_that_do_not_fit_are_refused() -> None:
     blocks, limits = collate(case)
     for cu in ([3, 7], [4, 6], [3, 2], [-1, 2]):
         with pytest.raises(ValueError, match="cu_num_draft"):
-            compiled().verify_drafts_cpu(blocks._replace(cu_num_draft=torch.tensor(cu)), limits)
-    with pytest.raises(ValueError, match="pricing"):
-        compiled().verify_drafts_cpu(blocks, limits._replace(pricing="free"))  # type: ignore[arg-type]
+            decide(compiled().verify_drafts_cpu, blocks._replace(cu_num_draft=torch.tensor(cu)), limits)
+    for kernel in (compiled().verify_drafts_cpu, verify_drafts_reference):
+        with pytest.raises(ValueError, match="pricing"):
+            decide(kernel, blocks, limits._replace(pricing="free"))  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize("refill", [False, True])
@@ -317,13 +378,17 @@ def test_charging_agrees(refill: bool) -> None:
         emitted = torch.randint(0, 9, slots.shape, generator=generator) if refill else None
         if emitted is not None and i % 2:
             emitted = emitted.to(torch.int32)
-        copy = accounts.clone()
-        spent = compiled().charge_accounts_cpu(accounts, slots, charged, emitted)
-        expected = charge_accounts_reference(copy, slots, charged, emitted)
+        copy, old = accounts.clone(), accounts.clone()
+        # A column of a table, as the outcome's is.
+        spent, expected = torch.full((2, slots.shape[0], 3), math.nan, dtype=torch.float64)[..., 1]
+        before = compiled().charge_accounts_cpu(accounts, slots, charged, emitted, spent)
+        assert torch.equal(before, charge_accounts_reference(copy, slots, charged, emitted, expected))
         assert torch.equal(accounts, copy)
         assert not accounts[0].any()
-        assert torch.equal(spent[slots > 0], expected[slots > 0])
-        assert spent.dtype == expected.dtype
+        assert torch.equal(spent, expected)
+        assert not spent[slots == 0].any()
+        accounts[:, :2].index_copy_(0, slots, before)
+        assert torch.equal(accounts, old)
 
 
 def test_without_numba_the_reference_decides_and_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -335,7 +400,7 @@ def test_without_numba_the_reference_decides_and_says_so(monkeypatch: pytest.Mon
     monkeypatch.delattr("vllm_asd.kernels.cpu")
     monkeypatch.setattr(dispatch.logger, "warning", lambda *args: warnings.append(args))
     kernels = dispatch._kernels.__wrapped__("cpu")
-    assert kernels.verify is verify_drafts_reference
+    assert kernels.verify_drafts is verify_drafts_reference
     assert kernels.charge is charge_accounts_reference
     assert len(warnings) == 1
 
@@ -343,11 +408,11 @@ def test_without_numba_the_reference_decides_and_says_so(monkeypatch: pytest.Mon
 def test_the_cpu_gets_the_compiled_kernels() -> None:
     """And warming up is all the compiling there is."""
     cpu = compiled()
-    dispatch.warm_up(torch.device("cpu"))
+    dispatch.load(torch.device("cpu"))
     kernels = dispatch._kernels("cpu")
-    assert (kernels.verify, kernels.charge) == (cpu.verify_drafts_cpu, cpu.charge_accounts_cpu)
+    assert (kernels.verify_drafts, kernels.charge) == (cpu.verify_drafts_cpu, cpu.charge_accounts_cpu)
     assert_all_agree(random_case(random.Random(2))._replace(strided=True))
-    assert len(cpu._compiled_decide().signatures) == 1
+    assert len(cpu._compiled_decide().signatures) == 2
 
 
 def test_a_protected_token_costs_the_exception() -> None:
@@ -356,4 +421,4 @@ def test_a_protected_token_costs_the_exception() -> None:
     for protected, stop in (([], "end"), ([2], "end"), ([1], "protected"), ([0], "protected")):
         case = Case([replace(row, protected_ids=protected)], 1, torch.float32, torch.int32, False)
         outcome = assert_all_agree(case)
-        assert StopReason(int(outcome.stop[0])).name.lower() == stop
+        assert StopReason(int(outcome.table[0, Column.STOP])).name.lower() == stop

@@ -6,11 +6,12 @@ apart: every row is another, and no kernel can tell.
 
 import itertools
 import os
+from typing import Any
 
 import torch
 from torch import Tensor
 
-from vllm_asd.kernels import DraftBlocks, RowLimits
+from vllm_asd.kernels import DraftBlocks, ProtectedIds, RowLimits
 from vllm_asd.policy import Pricing
 
 Regime = tuple[int, int, int]
@@ -54,25 +55,32 @@ def draw(
         buffer[torch.randperm(total, generator=generator)[:2] * stride + 3] = torch.nan
     odd = torch.rand(total, generator=generator)
     draft_ids = draft_ids.masked_fill(odd < 0.02, -1).masked_fill(odd > 0.98, vocab_size).to(torch.int32)
-    # The padding, -1, stands behind the ids.
-    protected_ids = torch.randint(-1, vocab_size, (num_rows, 2), generator=generator).sort(descending=True)[0]
-    limits = RowLimits(
+    protected_ids = torch.randint(-1, vocab_size, (num_rows, 2), generator=generator)
+    limits = RowLimits.of(
         remaining=torch.rand(num_rows, generator=generator, dtype=torch.float64) * 2 - 0.2,
         gate=torch.rand(num_rows, generator=generator, dtype=torch.float64) * 0.5 - 0.05,
         block_cap=torch.randint(0, 5, (num_rows,), generator=generator, dtype=torch.int32),
         shadow=torch.rand(num_rows, generator=generator) < 0.2,
         protected_ids=protected_ids,
-        in_scope=None,
+        vocab_size=vocab_size,
         pricing=pricing,
     )
     cu = lengths.cumsum(0).to(torch.int32)
     blocks = DraftBlocks(logits, _argmax(logits), draft_ids, cu, num_draft)
-    return DraftBlocks(*_moved(blocks, device)), RowLimits(*_moved(limits, device))  # type: ignore[arg-type]
+    return DraftBlocks(*moved(blocks, device)), RowLimits(*moved(limits, device))
 
 
 def _argmax(logits: Tensor) -> Tensor:
     return torch.cat([chunk.argmax(1) for chunk in logits.split(4096)])
 
 
-def _moved(record: DraftBlocks | RowLimits, device: torch.device | str) -> tuple[object, ...]:
-    return tuple(x.to(device) if isinstance(x, Tensor) else x for x in record)
+def moved(record: tuple[Any, ...], device: torch.device | str) -> tuple[Any, ...]:
+    """The fields of a record, its tensors on a device."""
+    return tuple(
+        x.to(device)
+        if isinstance(x, Tensor)
+        else ProtectedIds(*moved(x, device))
+        if isinstance(x, ProtectedIds)
+        else x
+        for x in record
+    )

@@ -12,7 +12,8 @@ pytest.importorskip("matplotlib")
 
 from eval.audit.items import Item
 from eval.audit.report import build_report, json_schema, write_report
-from eval.audit.report_schema import AuditReport
+from eval.audit.report_markdown import markdown
+from eval.audit.report_schema import AuditReport, CodeIsolation
 from eval.audit.report_words import MEASURES
 from tests.audit_items import GOOD, RIGGED, STRICT, Rule, task_items
 
@@ -263,3 +264,23 @@ class TestFiles:
             cells = len(re.findall(r"(?<!\\)\|", line)) if line.startswith("|") else 0
             assert width in (0, cells) or cells == 0, line
             width = cells
+
+
+@pytest.mark.parametrize(
+    ("isolation", "line"),
+    [
+        (None, None),
+        ("bubblewrap", "ran under bubblewrap"),
+        ("fallback", "ran under the fallback, without bubblewrap"),
+        ("lm-eval", "confined by nothing of ours"),
+    ],
+)
+def test_it_says_how_code_was_confined(isolation: CodeIsolation | None, line: str | None) -> None:
+    report = build_report(task_items("mbpp", 30, GOOD), META, MARGIN, code_isolation=isolation)
+    assert report.code_isolation == isolation
+    page = markdown(report)
+    assert ("Code that the model wrote" in page) == (line is not None)
+    assert line is None or line in page
+    # Reports from before the field are read as before.
+    older = report.model_dump(by_alias=True, exclude={"code_isolation"})
+    assert AuditReport.model_validate(older).code_isolation is None

@@ -30,11 +30,21 @@ class _Server(ThreadingHTTPServer):
     sent: list[dict[str, Any]]
     plugin_limits: dict[str, Any] | None = None
     most_answers: int | None = None
+    key: str | None = None
 
 
 class _Handler(BaseHTTPRequestHandler):
+    def _is_admitted(self) -> bool:
+        assert isinstance(self.server, _Server)
+        if self.server.key is None or self.headers["Authorization"] == f"Bearer {self.server.key}":
+            return True
+        self._say(401, {"error": "Unauthorized"})
+        return False
+
     def do_GET(self) -> None:
         assert isinstance(self.server, _Server)
+        if not self._is_admitted():
+            return
         found = {
             "/v1/models": {"data": [{"id": "m", "root": "org/m", "max_model_len": 512}]},
             "/version": {"version": "0.32.0"},
@@ -45,6 +55,8 @@ class _Handler(BaseHTTPRequestHandler):
     def do_POST(self) -> None:
         assert isinstance(self.server, _Server)
         payload = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
+        if not self._is_admitted():
+            return
         if "return_token_ids" in payload or "prompt_logprobs" in payload:
             most = self.server.most_answers
             if most is not None and len(self.server.sent) >= most:
@@ -102,6 +114,7 @@ def _chat(payload: dict[str, Any]) -> dict[str, Any]:
 def server(monkeypatch: pytest.MonkeyPatch) -> Iterator[_Server]:
     # lm-eval asks pip, the compiler and the GPU what they are: seconds each time.
     monkeypatch.setattr("lm_eval.evaluator.add_env_info", lambda _: None)
+    monkeypatch.delenv("VLLM_API_KEY", raising=False)
     with _Server(("127.0.0.1", 0), _Handler) as server:
         server.sent = []
         thread = threading.Thread(target=server.serve_forever, args=(0.01,))
@@ -161,6 +174,20 @@ def test_strict_asd_strict_with_the_limits_asked_for(server: _Server, data: Path
     kept = (tmp_path / "out" / "items.jsonl").read_text() + (tmp_path / "out" / "report.json").read_text()
     assert "What is" not in kept
     assert list((tmp_path / "out" / "lm-eval" / "asd").rglob("samples_gsm8k_*.jsonl"))
+
+
+def test_a_server_with_a_key_is_asked_with_it(
+    server: _Server, data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    server.key, server.plugin_limits = "right", {"asd_pricing": "remaining"}
+    code, said = _audit(server, data, tmp_path / "out", "--limit", "1")
+    assert code == 1
+    assert "asks for a key: set VLLM_API_KEY" in said
+    monkeypatch.setenv("VLLM_API_KEY", "right")
+    config = _frozen(tmp_path, [], asd_pricing="realized")
+    code, said = _audit(server, data, tmp_path / "out", "--config", str(config))
+    assert "the server runs asd_pricing='remaining' and 'realized' was frozen" in said
+    assert _audit(server, data, tmp_path / "out", "--limit", "1")[0] == 0
 
 
 @pytest.mark.parametrize("most_answers", [3, 8, 17])

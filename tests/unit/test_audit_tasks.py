@@ -10,7 +10,6 @@ pytest.importorskip("lm_eval")
 
 from eval.tasks import BUILTIN_DATA, choices, mathematics, numbers, programs
 from eval.tasks.documents import NoDocuments, read
-from eval.tasks.isolation import passes
 
 
 @pytest.mark.parametrize(
@@ -83,34 +82,14 @@ def test_a_wrong_program_does_not_pass() -> None:
     assert programs.score_program(document, ["def one():\n    return 2"]) == {"score": 0.0}
 
 
-@pytest.mark.parametrize(
-    "program",
-    [
-        "raise SystemExit(0)",
-        "import os; os._exit(0)",
-        "x = bytearray(4 * 2**30)",
-        "open('big', 'w').write('x' * 2**22)",
-        "import subprocess; subprocess.run(['true'])",
-        "import os; os.fork()",
-        "import socket; socket.create_connection(('127.0.0.1', 1))",
-        "import vllm_asd",
-    ],
-)
-def test_a_program_that_leaves_or_oversteps_fails(program: str) -> None:
-    assert not passes(program)
-
-
-def test_a_program_can_neither_write_nor_delete_elsewhere(tmp_path: Path) -> None:
-    kept = tmp_path / "kept"
-    kept.write_text("x")
-    assert not passes(f"import os; os.remove({str(kept)!r})")
-    assert not passes(f"open({str(kept)!r}, 'w')")
-    assert kept.read_text() == "x"
-    assert passes("open('mine', 'w').write('x')")
-
-
-def test_a_program_that_does_not_end_is_ended() -> None:
-    assert not passes("while True: pass", wall_time_s=0.5)
+def test_a_prompt_without_a_body_gives_the_tests_what_else_it_defines() -> None:
+    prompt = "def twice(n):\n    return 2 * n\n\ndef four_times(n):"
+    document = {"prompt": prompt, "entry_point": "four_times"}
+    document["test"] = "def check(f):\n    assert f(3) == twice(twice(3))"
+    assert programs.score_function(document, ["    return 4 * n"]) == {"score": 1.0}
+    # Its own `twice` is not the one that the tests use.
+    fake = "def twice(n):\n    return 0\n\ndef four_times(n):\n    return 0"
+    assert programs.score_function(document, [fake]) == {"score": 0.0}
 
 
 def test_the_shipped_code_tasks_are_passed_by_their_own_solutions() -> None:

@@ -11,10 +11,10 @@ from types import SimpleNamespace
 import pytest
 from typer.testing import CliRunner
 
-from vllm_asd import diagnosis
+from vllm_asd import diagnosis, versions
 from vllm_asd.cli import doctor
 from vllm_asd.diagnosis import Finding
-from vllm_asd.upstream import compatibility, engine_args, probe, v2_runner
+from vllm_asd.upstream import engine_args, probe, v2_runner
 from vllm_asd.upstream.patching import Patch
 from vllm_asd.upstream.probe import Runner
 
@@ -30,7 +30,7 @@ V1_ON_CPU = Runner("V1", "cpu", "")
 
 
 def installed(monkeypatch: pytest.MonkeyPatch, found: tuple[str, str] | None) -> None:
-    monkeypatch.setattr(compatibility, "installed_vllm", lambda: found)
+    monkeypatch.setattr(versions, "installed_vllm", lambda: found)
 
 
 def gone(target: str = "vllm.engine.arg_utils:EngineArgs.gone") -> Patch:

@@ -12,6 +12,7 @@ import typer
 from rich.console import Console
 
 from eval.json_object import LIMITS_EXAMPLE, NotAnObject, read_object
+from eval.server.keyed_request import keyed_request
 from vllm_asd.telemetry import transcript_html, transcript_terminal
 from vllm_asd.telemetry.transcript import TranscriptError, read_transcript
 
@@ -96,8 +97,7 @@ def _ask(
 
 def _request(url: str, body: dict[str, Any] | None = None) -> dict[str, Any]:
     data = None if body is None else json.dumps(body).encode()
-    request = urllib.request.Request(url, data, {"Content-Type": "application/json"})
-    with urllib.request.urlopen(request, timeout=_TIMEOUT_S) as response:
+    with urllib.request.urlopen(keyed_request(url, data), timeout=_TIMEOUT_S) as response:
         answer: dict[str, Any] = json.load(response)
     return answer
 

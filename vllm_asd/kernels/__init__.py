@@ -5,11 +5,12 @@ from vllm_asd.kernels.charge import charge_accounts_reference
 from vllm_asd.kernels.detail import exception_details_reference
 from vllm_asd.kernels.dispatch import charge_accounts, exception_details, load, verify_drafts, verify_maxima
 from vllm_asd.kernels.gumbel import add_gumbel_noise
-from vllm_asd.kernels.outcome import Column, Outcome
+from vllm_asd.kernels.outcome import NUM_SCALARS, Column, Outcome
 from vllm_asd.kernels.reference import DraftScores, pad_rows, row_positions, score_drafts, unpad_rows
 from vllm_asd.kernels.verify import DraftBlocks, ProtectedIds, RowLimits, verify_drafts_reference
 
 __all__ = [
+    "NUM_SCALARS",
     "Column",
     "DraftBlocks",
     "DraftScores",

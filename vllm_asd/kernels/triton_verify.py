@@ -272,8 +272,8 @@ def verify_drafts_triton(blocks: DraftBlocks, rows: RowLimits, outcome: Outcome)
         max_stride=0,
         num_blocks=0,
         nan_ptr=None,
-        draft_ids_ptr=blocks.draft_ids,
-        cu_ptr=blocks.cu_num_draft,
+        draft_ids_ptr=blocks.draft_ids.contiguous(),
+        cu_ptr=blocks.cu_num_draft.contiguous(),
         MAXIMA=False,
         NUM_BLOCKS=1,
     )
@@ -324,6 +324,8 @@ def _decide(arguments: dict[str, object], logits: torch.Tensor, rows: RowLimits,
     num_rows = outcome.table.shape[0]
     if not num_rows:
         return
+    # Contiguous on every path of ours, where this costs nothing.
+    in_scope = None if rows.in_scope is None else rows.in_scope.contiguous()
     _decide_kernel[(num_rows,)](
         **arguments,
         table_ptr=outcome.table,
@@ -334,15 +336,15 @@ def _decide(arguments: dict[str, object], logits: torch.Tensor, rows: RowLimits,
         vocab_size=logits.shape[1],
         accounts_ptr=rows.accounts,
         accounts_stride=rows.accounts.stride(0),
-        slots_ptr=rows.slots,
-        words_ptr=rows.protected.words,
+        slots_ptr=rows.slots.contiguous(),
+        words_ptr=rows.protected.words.contiguous(),
         num_words=rows.protected.words.shape[1],
-        set_ptr=rows.protected.row,
-        closed_ptr=None if rows.closed is None else rows.closed.view(torch.uint8),
-        in_scope_ptr=None if rows.in_scope is None else rows.in_scope.view(torch.uint8),
-        in_scope_stride=0 if rows.in_scope is None else rows.in_scope.stride(0),
+        set_ptr=rows.protected.row.contiguous(),
+        closed_ptr=None if rows.closed is None else rows.closed.contiguous().view(torch.uint8),
+        in_scope_ptr=None if in_scope is None else in_scope.view(torch.uint8),
+        in_scope_stride=0 if in_scope is None else in_scope.stride(0),
         HAS_CLOSED=rows.closed is not None,
-        HAS_SCOPE=rows.in_scope is not None,
+        HAS_SCOPE=in_scope is not None,
         REALIZED=rows.pricing == "realized",
         WIDTH=triton.next_power_of_2(max(outcome.width, 1)),
         num_warps=1 if outcome.width <= 32 else 4,

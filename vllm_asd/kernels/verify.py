@@ -183,6 +183,7 @@ def verify_drafts_reference(blocks: DraftBlocks, rows: RowLimits, outcome: Outco
     Raises:
         ValueError: ``rows.pricing`` is unknown.
     """
+    check_pricing(rows.pricing)
     cu, width = blocks.cu_num_draft, outcome.width
     scores = score_drafts(blocks.logits, blocks.argmax, blocks.draft_ids)
     ids = pad_rows(blocks.draft_ids, cu, width, -1).to(torch.int64)

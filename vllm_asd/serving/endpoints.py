@@ -9,12 +9,13 @@ from fastapi import APIRouter, FastAPI, Request
 
 import vllm_asd
 from vllm_asd.config import AsdConfig
+from vllm_asd.serving.authentication import ApiKeys, KeyedRoute
 from vllm_asd.serving.counters import counters_by_engine
-from vllm_asd.upstream.compatibility import installed_vllm
+from vllm_asd.versions import installed_vllm
 from vllm_asd.upstream.engine_args import asd_config_of
 from vllm_asd.upstream.stat_logger import metrics_registry
 
-router = APIRouter(prefix="/plugins/asd", tags=["vllm-asd"])
+router = APIRouter(prefix="/plugins/asd", tags=["vllm-asd"], route_class=KeyedRoute)
 
 
 class AsdEndpoints:
@@ -27,8 +28,9 @@ class AsdEndpoints:
         """Register the routes."""
         app.include_router(router)
 
-    async def init_state(self, engine_client: Any, state: Any, args: Namespace) -> None:  # noqa: ARG002
-        """Remember which settings the engine runs under; None when ASD was not asked for."""
+    async def init_state(self, engine_client: Any, state: Any, args: Namespace) -> None:
+        """Remember the server's keys and which settings the engine runs under; None without ASD."""
+        state.asd_api_keys = ApiKeys.of_server(args)
         state.asd_config = None if engine_client is None else asd_config_of(engine_client.vllm_config)
 
 

@@ -174,7 +174,8 @@ class V1Seam(Seam):
         )
         emitted = drafts.new_full((1, width + 1), -1)
         discarded = torch.zeros(1, dtype=torch.bool, device=device)
-        self.verifier.rehearse(lambda: self.verifier.relax(blocks), Emitted(emitted, discarded=discarded))
+        step = Emitted(emitted, discarded=discarded)
+        self.verifier.rehearse(lambda: self.verifier.relax(blocks), step)
 
     def couple(self, arguments: dict[str, Any]) -> None:
         """Perturb the step's coupled rows in the arguments of ``rejection_sample``, if there are any."""
