@@ -39,7 +39,7 @@ from eval.models import (
 from vllm_asd import verification
 from vllm_asd.telemetry.log_line import IntervalLog
 from vllm_asd.telemetry.prometheus import Collectors
-from vllm_asd.telemetry.request_report import RequestReport
+from vllm_asd.telemetry.open_reports import OpenReports
 from vllm_asd.telemetry.step_counters import StepCounters
 from vllm_asd.telemetry.step_report import StepReport
 
@@ -48,12 +48,12 @@ WAYS = ("off", "on", "detailed")
 REPORTING: tuple[tuple[Any, str], ...] = (
     (StepReport, "start"),
     (StepReport, "resolve"),
-    (RequestReport, "observe"),
-    (StepCounters, "add"),
+    (OpenReports, "observe"),
+    (OpenReports, "report"),
     (StepCounters, "take"),
     (Collectors, "observe"),
     (IntervalLog, "observe"),
-    (verification, "exception_detail"),
+    (verification, "exception_details"),
 )
 
 
