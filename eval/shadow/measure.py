@@ -11,7 +11,8 @@ from unittest import mock
 
 from eval.answers import Prompt
 from eval.json_lines import open_to_append, read_lines
-from vllm_asd.telemetry import open_reports
+from vllm_asd.telemetry.open_reports import OpenReports
+from vllm_asd.telemetry.request_totals import add_blocks
 
 MODES = ("shadow", "enforce")
 # The blocks are read where the scheduler sees them, which must be this process.
@@ -111,7 +112,7 @@ def _recorded() -> Iterator[Callable[[dict[str, Any]], list[Block]]]:
     blocks: dict[str, list[Block]] = defaultdict(list)
     # By the identity of the report, which is the very object that the response has.
     request_ids: dict[int, str] = {}
-    add_blocks, report = open_reports.add_blocks, open_reports.OpenReports.report
+    report = OpenReports.report
 
     def add_and_keep(totals: Any, step: Any, tally: Any, positions: Any, num_kept: Any) -> Any:
         exceptions: dict[int, list[tuple[int, int, float]]] = defaultdict(list)
@@ -129,7 +130,7 @@ def _recorded() -> Iterator[Callable[[dict[str, Any]], list[Block]]]:
         return made
 
     with (
-        mock.patch.object(open_reports, "add_blocks", add_and_keep),
-        mock.patch.object(open_reports.OpenReports, "report", report_and_note),
+        mock.patch("vllm_asd.telemetry.open_reports.add_blocks", add_and_keep),
+        mock.patch.object(OpenReports, "report", report_and_note),
     ):
         yield lambda made: blocks[request_ids[id(made)]]

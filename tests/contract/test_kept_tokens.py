@@ -59,7 +59,12 @@ def test_steps_are_numbered_and_committed_in_order(ahead: Driver) -> None:
     schedules.append(ahead.schedule())
     ahead.update(schedules[1], {"a": BLOCK[:1]})
     schedules.append(ahead.schedule())
-    assert [notice(s) for s in schedules] == [Notice(1, 0, {}), Notice(2, 0, {}), Notice(3, 1, {}), Notice(4, 2, {})]
+    assert [notice(s) for s in schedules] == [
+        Notice(1, 0, {}),
+        Notice(2, 0, {}),
+        Notice(3, 1, {}),
+        Notice(4, 2, {}),
+    ]
 
 
 def test_what_was_kept_whole_needs_no_word(sync: Driver) -> None:
@@ -161,7 +166,7 @@ class TestSession:
         assert notice(sync.schedule()).rollbacks == {}
 
     def test_a_chunks_last_block_counts_when_the_next_chunk_is_queued(self, sync: Driver) -> None:
-        """vLLM clears the request's output before anybody else sees it."""
+        """By then vLLM has cleared the request's output."""
         prefill(sync, resumable=True)
         sync.add(resumable=True)
         blocks = make_blocks(["a"], [{1: 0.5}], NUM_DRAFT, 4)
@@ -312,13 +317,15 @@ class Life:
         """Do something that may cost tokens."""
         scheduler, chance = self.driver.scheduler, self.random.random()
         if chance < 0.25:
-            # A session that waits for its next chunk keeps its blocks, which vLLM minds, having preempted all.
+            # A session that waits for its next chunk keeps its blocks, which vLLM minds after preempting.
             with contextlib.suppress(RuntimeError):
                 scheduler.reset_prefix_cache(reset_running_requests=True)
         elif chance < 0.4 and scheduler.running:
             scheduler._preempt_request(scheduler.running.pop(), 0.0, self.random.random() < 0.3)
         elif chance < 0.5 and scheduler.requests:
-            scheduler.finish_requests(self.random.choice(sorted(scheduler.requests)), RequestStatus.FINISHED_ABORTED)
+            scheduler.finish_requests(
+                self.random.choice(sorted(scheduler.requests)), RequestStatus.FINISHED_ABORTED
+            )
         elif chance < 0.8:
             sessions = [r.request_id for r in scheduler.requests.values() if r.resumable]
             if sessions:

@@ -31,7 +31,7 @@ RECORDS = [
 ]
 
 
-def block(**columns: float) -> StepBlocks:
+def block(**columns: Any) -> StepBlocks:
     """One block of request "a": three of five drafts kept, the second an exception for half a nat."""
     return make_blocks(["a"], [{1: 0.5}], num_draft=5, accepted=3, **columns)
 

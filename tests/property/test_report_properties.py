@@ -108,9 +108,7 @@ def runs(draw: Any, detailed: bool) -> Run:
 def add_to_reference(
     step: Step, reports: dict[str, reference.RequestReport], counters: reference.StepCounters
 ) -> None:
-    for (request_id, block), position in zip(
-        reference.read_blocks(step.blocks), step.positions, strict=True
-    ):
+    for (request_id, block), position in zip(reference.read_blocks(step.blocks), step.positions, strict=True):
         report = reports.get(request_id)
         if report is None:
             continue

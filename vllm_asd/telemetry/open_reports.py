@@ -71,7 +71,7 @@ class OpenReports:
         self._requests[request_id] = _Request(row, limits, sampled)
 
     def close(self, request_id: str) -> None:
-        """Note that a request has ended; its report can be read until :meth:`settle`, its last block added."""
+        """Note that a request has ended; until :meth:`settle` its last block may come and its report be read."""
         request = self._requests.get(request_id)
         if request is not None:
             self._closed[request.row] = (request_id, request)
@@ -121,7 +121,9 @@ class OpenReports:
         totals = self._totals[rows]
         if cuttable:
             self._last = {
-                request_id: LastBlock(totals[row].copy(), blocks.take(slice(row, row + 1)), int(positions[row]))
+                request_id: LastBlock(
+                    totals[row].copy(), blocks.take(slice(row, row + 1)), int(positions[row])
+                )
                 for row, request_id in enumerate(blocks.request_ids)
                 if request_id in cuttable
             }

@@ -59,7 +59,7 @@ def install() -> None:
 
 
 def copy_metrics(metrics: Any, first_step: int = 0) -> Any:
-    """Copy a ``RequestSpecDecodeMetrics``, which the engine goes on to change while another thread encodes it.
+    """Copy a ``RequestSpecDecodeMetrics``, which the engine goes on to change while the copy is encoded.
 
     Args:
         metrics: vLLM's record.

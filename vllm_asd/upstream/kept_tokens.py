@@ -31,7 +31,7 @@ class KeptTokens:
         self._settled_through.pop(request_id, None)
 
     def preempted(self, request: Any) -> None:
-        """Take back a request's steps in flight if vLLM will drop their output, as it does on some preemptions.
+        """Take back a request's steps in flight if vLLM will drop their output.
 
         Args:
             request: vLLM's ``Request``, preempted.

@@ -1,4 +1,4 @@
-"""Engine core: the worker's decisions meet the requests they belong to, and the worker learns what was kept."""
+"""Engine core: the worker's decisions meet their requests, and the worker learns what was kept of them."""
 
 from __future__ import annotations
 
@@ -102,7 +102,7 @@ def _wrap_init(original: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def attach(scheduler: Any, config: AsdConfig) -> None:
-    """Give a scheduler its reports, its counters unless the server runs without statistics, and its notices."""
+    """Give a scheduler its notices, its reports and, unless the server has no statistics, its counters."""
     Core(scheduler, config).bind()
 
 
