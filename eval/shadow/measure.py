@@ -11,6 +11,7 @@ from unittest import mock
 
 from eval.answers import Prompt
 from eval.json_lines import open_to_append, read_lines
+from vllm_asd.telemetry.block_tally import Sum
 from vllm_asd.telemetry.open_reports import OpenReports
 from vllm_asd.telemetry.request_totals import add_blocks
 
@@ -120,8 +121,8 @@ def _recorded() -> Iterator[Callable[[dict[str, Any]], list[Block]]]:
             target = int(step.target_ids[row, at])
             exceptions[row].append((int(positions[row]) + at, target, regret))
         for row, request_id in enumerate(step.request_ids):
-            counts = (int(positions[row]), int(tally.accepted[row]), int(tally.strict_accepted[row]))
-            blocks[request_id].append(Block(*counts, exceptions[row]))
+            accepted, strict = (int(tally.sums[row, f]) for f in (Sum.ACCEPTED, Sum.STRICT_ACCEPTED))
+            blocks[request_id].append(Block(int(positions[row]), accepted, strict, exceptions[row]))
         return add_blocks(totals, step, tally, positions, num_kept)
 
     def report_and_note(self: Any, request_id: str, *arguments: Any) -> Any:
@@ -132,5 +133,7 @@ def _recorded() -> Iterator[Callable[[dict[str, Any]], list[Block]]]:
     with (
         mock.patch("vllm_asd.telemetry.open_reports.add_blocks", add_and_keep),
         mock.patch.object(OpenReports, "report", report_and_note),
+        # The position of every block, not only of those with exceptions.
+        mock.patch.object(OpenReports, "located", lambda _, step: list(range(len(step.request_ids)))),
     ):
         yield lambda made: blocks[request_ids[id(made)]]

@@ -8,6 +8,7 @@ import pytest
 
 pytest.importorskip("vllm")
 
+import numpy as np
 from vllm.v1.engine import EngineCoreOutput, EngineCoreOutputs, FinishReason
 from vllm.v1.metrics.stats import RequestSpecDecodeMetrics
 from vllm.v1.serial_utils import MsgpackDecoder, MsgpackEncoder
@@ -49,7 +50,8 @@ class EngineCore:
         blocks = make_blocks(["a"], [{1: 0.5}], NUM_DRAFT, 3, spent=self.steps / 2, thinking=1)
         self.metrics.observe(NUM_DRAFT, 3, self.detailed)
         kept = {"a": [7, 8, 9, 9]}
-        self.reports.observe(blocks, [4 * self.steps], kept, self.early.cuttable(kept))
+        at = np.array([4 * self.steps])
+        self.reports.observe(blocks, at, kept, self.early.cuttable(kept))
 
     def take_part(self, finish_reason: FinishReason | None = None) -> Any:
         output = EngineCoreOutput(request_id="a", new_token_ids=[], spec_decode_metrics=self.metrics)

@@ -9,6 +9,7 @@ import pytest
 
 pytest.importorskip("vllm")
 
+import numpy as np
 from transformers import AutoTokenizer
 from vllm import SamplingParams
 from vllm.sampling_params import RequestOutputKind
@@ -80,7 +81,8 @@ class Engine:
         blocks = make_blocks(
             list(kept), [EXCEPTIONS] * len(kept), NUM_DRAFT, NUM_DRAFT, details=details, **columns
         )
-        self.reports.observe(blocks, [self.position[i] for i in kept], kept, self.early.cuttable(kept))
+        at = np.array([self.position[i] for i in kept])
+        self.reports.observe(blocks, at, kept, self.early.cuttable(kept))
         items = [
             EngineCoreOutput(
                 request_id=request_id,

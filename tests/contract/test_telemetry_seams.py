@@ -8,6 +8,7 @@ import pytest
 
 pytest.importorskip("vllm")
 
+import numpy as np
 from prometheus_client import CollectorRegistry
 from vllm.v1.engine import EngineCoreOutput, EngineCoreOutputs, FinishReason
 from vllm.v1.metrics.stats import RequestSpecDecodeMetrics, SchedulerStats
@@ -63,7 +64,7 @@ def counts() -> dict[str, Any]:
     counters = StepCounters()
     reports = OpenReports(False, counters)
     reports.open("a", RequestLimits(8.0, 0.25, 2))
-    reports.observe(block(), [0], {"a": [7, 8, 9, 9]})
+    reports.observe(block(), np.array([0]), {"a": [7, 8, 9, 9]})
     return counters.take() or {}
 
 

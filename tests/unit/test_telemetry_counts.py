@@ -10,7 +10,7 @@ from tests.property.step_blocks import make_blocks
 from vllm_asd.config import AsdConfig, RequestLimits
 from vllm_asd.kernels.outcome import Column
 from vllm_asd.policy import StopReason
-from vllm_asd.telemetry.block_tally import BlockTally
+from vllm_asd.telemetry.block_tally import BlockTally, Sum
 from vllm_asd.telemetry.log_line import IntervalLog
 from vllm_asd.telemetry.open_reports import OpenReports
 from vllm_asd.telemetry.request_report import new_report
@@ -35,7 +35,7 @@ class Reports:
         self.reports.open("a", limits)
 
     def observe(self, decided: StepBlocks, position: int, kept: Sequence[int]) -> None:
-        self.reports.observe(decided, [position], {"a": kept} if kept else {})
+        self.reports.observe(decided, np.array([position]), {"a": kept} if kept else {})
 
     def read(self) -> dict[str, Any]:
         report = self.reports.report("a")
@@ -46,7 +46,8 @@ class Reports:
 def tally_of(decided: StepBlocks, num_kept: int) -> dict[str, Any]:
     """The figures of one block, by name."""
     tally = BlockTally.of(decided, np.array([num_kept]))
-    return {name: values.item() for name, values in tally._asdict().items() if name != "exceptions"}
+    sums = {figure.name.lower(): tally.sum(figure).item() for figure in Sum}
+    return sums | {"spent": tally.spent.item(), "out_of_budget": tally.out_of_budget.item()}
 
 
 class TestTally:
@@ -63,14 +64,14 @@ class TestTally:
         self, num_kept: int, accepted: int, exceptions: int, reused: int
     ) -> None:
         tally = tally_of(block(), num_kept)
-        assert (tally["accepted"], tally["num_exceptions"], tally["reused"]) == (accepted, exceptions, reused)
+        assert (tally["accepted"], tally["exceptions"], tally["reused"]) == (accepted, exceptions, reused)
         assert tally["strict_accepted"] == 1
         # What was spent before the block is 0 here.
         assert tally["spent"] == tally["regret"] == [0, 0.5, 0.75][exceptions]
 
     def test_under_shadow_counts_what_was_not_emitted(self) -> None:
         tally = tally_of(block(shadow=1), 2)
-        assert (tally["accepted"], tally["num_exceptions"], tally["reused"]) == (5, 2, 2)
+        assert (tally["accepted"], tally["exceptions"], tally["reused"]) == (5, 2, 2)
         assert tally["spent"] == 0.75
 
     def test_is_out_of_budget_only_if_the_refused_token_was_reached(self) -> None:
@@ -83,7 +84,7 @@ class TestTally:
         """What stands at the positions of a block without exceptions is not read."""
         decided = block()
         decided.column(Column.EXCEPTIONS)[:] = 0
-        assert tally_of(decided, 6)["num_exceptions"] == 0
+        assert tally_of(decided, 6)["exceptions"] == 0
 
 
 class TestReport:
@@ -243,7 +244,7 @@ class TestCounters:
         counters = StepCounters()
         reports = OpenReports(False, counters, counts_shadow)
         reports.open("a", RequestLimits(8.0, 0.25, 2, shadow=True))
-        reports.observe(block(shadow=1), [0], {"a": [1, 2]})
+        reports.observe(block(shadow=1), np.array([0]), {"a": [1, 2]})
         reports.close("a")
         reports.settle()
         assert (counters.take() is not None) == counts_shadow
@@ -253,7 +254,8 @@ class TestCounters:
         reports = OpenReports(True, counters)
         for number in range(500):
             reports.open(f"{number}", LIMITS)
-            reports.observe(make_blocks([f"{number}"], [{1: 0.5}]), [0], {f"{number}": [1] * 6})
+            blocks = make_blocks([f"{number}"], [{1: 0.5}])
+            reports.observe(blocks, np.array([0]), {f"{number}": [1] * 6})
             report = reports.report(f"{number}")
             assert report is not None
             assert (report["exceptions"], len(report["exception_trace"])) == (1, 1)
@@ -270,7 +272,7 @@ class TestCounters:
             reports.open(request_id, LIMITS)
         blocks = make_blocks(ids, [{1: 0.5}] * 300, spent=1.0)
         blocks.column(Column.SPENT)[:] = range(300)
-        reports.observe(blocks, [0] * 300, dict.fromkeys(ids, [1] * 6))
+        reports.observe(blocks, np.zeros(300, np.int64), dict.fromkeys(ids, [1] * 6))
         assert [(reports.report(i) or {})["regret_spent"] for i in ids] == list(range(300))
 
     def test_an_id_that_was_given_again_before_the_step_ended(self) -> None:

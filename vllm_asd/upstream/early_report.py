@@ -110,6 +110,10 @@ class EarlyReports:
         """Whether a request's report is sent here."""
         return request_id in self._followed
 
+    def __len__(self) -> int:
+        """Count the requests that are followed."""
+        return len(self._followed)
+
     def cuttable(self, kept: Mapping[str, Sequence[int]]) -> set[str]:
         """Followed requests of whose tokens of this step the client may get some only."""
         return {request_id for request_id in self._followed if len(kept.get(request_id, ())) > 1}
