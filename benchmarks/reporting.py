@@ -38,8 +38,8 @@ from eval.models import (
 )
 from vllm_asd import verification
 from vllm_asd.telemetry.log_line import IntervalLog
+from vllm_asd.telemetry.open_reports import OpenReports
 from vllm_asd.telemetry.prometheus import Collectors
-from vllm_asd.telemetry.request_report import RequestReport
 from vllm_asd.telemetry.step_counters import StepCounters
 from vllm_asd.telemetry.step_report import StepReport
 
@@ -48,12 +48,12 @@ WAYS = ("off", "on", "detailed")
 REPORTING: tuple[tuple[Any, str], ...] = (
     (StepReport, "start"),
     (StepReport, "resolve"),
-    (RequestReport, "observe"),
-    (StepCounters, "add"),
+    (OpenReports, "observe"),
+    (OpenReports, "report"),
     (StepCounters, "take"),
     (Collectors, "observe"),
     (IntervalLog, "observe"),
-    (verification, "exception_detail"),
+    (verification, "exception_details"),
 )
 
 
@@ -133,11 +133,11 @@ def _decode(llm: LLM, batch: int, tokens: int) -> list[Any]:
 def _reporting(llm: LLM, way: str) -> Iterator[None]:
     core: Any = llm.llm_engine.engine_core
     verifier = core.engine_core.model_executor.driver_worker.worker.model_runner.asd_verifier
-    verifier._detailed = way == "detailed"
-    if way == "off":
-        with mock.patch.object(StepReport, "start", return_value=None):
-            yield
-    else:
+    with ExitStack() as patches:
+        if way != "detailed":
+            patches.enter_context(mock.patch.object(verifier, "_num_details", 0))
+        if way == "off":
+            patches.enter_context(mock.patch.object(StepReport, "start", return_value=None))
         yield
 
 

@@ -1,6 +1,7 @@
 """Decode prompts in shadow and enforced, and keep what every block did."""
 
 import json
+from collections import defaultdict
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
@@ -10,7 +11,9 @@ from unittest import mock
 
 from eval.answers import Prompt
 from eval.json_lines import open_to_append, read_lines
-from vllm_asd.telemetry.request_report import RequestReport
+from vllm_asd.telemetry.block_tally import Sum
+from vllm_asd.telemetry.open_reports import OpenReports
+from vllm_asd.telemetry.request_totals import add_blocks
 
 MODES = ("shadow", "enforce")
 # The blocks are read where the scheduler sees them, which must be this process.
@@ -95,24 +98,42 @@ def _decode(llm: Any, prompts: Sequence[Prompt], mode: str, max_tokens: int) -> 
         outputs = llm.chat(chats, params, use_tqdm=False)
     for prompt, output in zip(prompts, outputs, strict=True):
         completion = output.outputs[0]
-        # The report's trace is the object that the blocks were recorded by.
-        key = id(completion.spec_decode_metrics.asd)
-        yield Run(prompt.task, prompt.id, mode, blocks.get(key, []), list(completion.token_ids))
+        yield Run(
+            prompt.task,
+            prompt.id,
+            mode,
+            blocks(completion.spec_decode_metrics.asd),
+            list(completion.token_ids),
+        )
 
 
 @contextmanager
-def _recorded() -> Iterator[dict[int, list[Block]]]:
-    """Per report (by the identity of its payload) the blocks that it adds up."""
-    blocks: dict[int, list[Block]] = {}
-    observe = RequestReport.observe
+def _recorded() -> Iterator[Callable[[dict[str, Any]], list[Block]]]:
+    """Gives, for a request's report, the blocks that it adds up."""
+    blocks: dict[str, list[Block]] = defaultdict(list)
+    # By the identity of the report, which is the very object that the response has.
+    request_ids: dict[int, str] = {}
+    report = OpenReports.report
 
-    def observe_and_keep(report: RequestReport, block: Any, position: int, new_token_ids: Any) -> Any:
-        tally = observe(report, block, position, new_token_ids)
-        if tally is not None:
-            exceptions = [(position + e.position, e.target_id, e.regret) for e in tally.exceptions]
-            entry = Block(position, tally.accepted, tally.strict_accepted, exceptions)
-            blocks.setdefault(id(report.payload), []).append(entry)
-        return tally
+    def add_and_keep(totals: Any, step: Any, tally: Any, positions: Any, num_kept: Any) -> Any:
+        exceptions: dict[int, list[tuple[int, int, float]]] = defaultdict(list)
+        for row, at, regret in zip(*(values.tolist() for values in tally.exceptions), strict=True):
+            target = int(step.target_ids[row, at])
+            exceptions[row].append((int(positions[row]) + at, target, regret))
+        for row, request_id in enumerate(step.request_ids):
+            accepted, strict = (int(tally.sums[row, f]) for f in (Sum.ACCEPTED, Sum.STRICT_ACCEPTED))
+            blocks[request_id].append(Block(int(positions[row]), accepted, strict, exceptions[row]))
+        return add_blocks(totals, step, tally, positions, num_kept)
 
-    with mock.patch.object(RequestReport, "observe", observe_and_keep):
-        yield blocks
+    def report_and_note(self: Any, request_id: str, *arguments: Any) -> Any:
+        made = report(self, request_id, *arguments)
+        request_ids[id(made)] = request_id
+        return made
+
+    with (
+        mock.patch("vllm_asd.telemetry.open_reports.add_blocks", add_and_keep),
+        mock.patch.object(OpenReports, "report", report_and_note),
+        # The position of every block, not only of those with exceptions.
+        mock.patch.object(OpenReports, "located", lambda _, step: list(range(len(step.request_ids)))),
+    ):
+        yield lambda made: blocks[request_ids[id(made)]]

@@ -8,29 +8,33 @@ import pytest
 
 pytest.importorskip("vllm")
 
+import numpy as np
 from prometheus_client import CollectorRegistry
-from vllm.v1.engine import EngineCoreOutputs
-from vllm.v1.metrics.stats import SchedulerStats
+from vllm.v1.engine import EngineCoreOutput, EngineCoreOutputs, FinishReason
+from vllm.v1.metrics.stats import RequestSpecDecodeMetrics, SchedulerStats
 from vllm.v1.serial_utils import MsgpackDecoder, MsgpackEncoder
 
+from tests.property.step_blocks import make_blocks
 from vllm_asd.config import AsdConfig, RequestLimits
-from vllm_asd.policy import StopReason
 from vllm_asd.telemetry import prometheus
-from vllm_asd.telemetry.block_tally import BlockTally
-from vllm_asd.telemetry.request_report import RequestReport
+from vllm_asd.telemetry.open_reports import OpenReports
 from vllm_asd.telemetry.step_counters import StepCounters
-from vllm_asd.telemetry.step_report import BlockException, BlockReport
-from vllm_asd.upstream import scheduler, stat_logger, way_back, wire
+from vllm_asd.telemetry.step_report import StepBlocks
+from vllm_asd.upstream import early_report, scheduler, stat_logger, way_back, wire
 from vllm_asd.upstream.engine_args import CONFIG_KEY
 from vllm_asd.upstream.patching import APPLIED, Patch
 
 RECORDS = [
     value
-    for module in (scheduler, stat_logger, wire)
+    for module in (scheduler, early_report, stat_logger, wire)
     for value in vars(module).values()
     if isinstance(value, Patch)
 ]
-BLOCK = BlockReport(5, 3, 1, 1, StopReason.GATE, 0.5, 0.5, False, (BlockException(1, 9, 0.5),))
+
+
+def block(**columns: Any) -> StepBlocks:
+    """One block of request "a": three of five drafts kept, the second an exception for half a nat."""
+    return make_blocks(["a"], [{1: 0.5}], num_draft=5, accepted=3, **columns)
 
 
 @pytest.fixture
@@ -58,7 +62,9 @@ def test_the_targets_are_what_the_records_expect(record: Patch) -> None:
 
 def counts() -> dict[str, Any]:
     counters = StepCounters()
-    counters.add(BlockTally.of(BLOCK, num_emitted=4))
+    reports = OpenReports(False, counters)
+    reports.open("a", RequestLimits(8.0, 0.25, 2))
+    reports.observe(block(), np.array([0]), {"a": [7, 8, 9, 9]})
     return counters.take() or {}
 
 
@@ -150,27 +156,46 @@ class TestStatLogger:
 
 
 class _Scheduler:
-    """As much of vLLM's as the seam touches; a step emits four tokens and ends the request."""
+    """As much of vLLM's as the seam touches; a step emits the tokens it is given and ends the request."""
 
-    def __init__(self, log_stats: bool) -> None:
+    def __init__(self, log_stats: bool, level: str = "detailed") -> None:
         self.log_stats = log_stats
-        self.spec_decode_metrics_level = "detailed"
+        self.spec_decode_metrics_level = level
         self.requests: dict[str, Any] = {}
 
     def add_request(self, request: Any) -> None:
-        self.requests[request.request_id] = request
+        if request.request_id not in self.requests:
+            self.requests[request.request_id] = request
+            if self.spec_decode_metrics_level != "none":
+                request.spec_decode_metrics = RequestSpecDecodeMetrics.new(5)
+
+    def schedule(self, throttle_prefills: bool = False) -> Any:
+        return SimpleNamespace(new_token_ids=[])
+
+    def _preempt_request(self, request: Any, timestamp: float, drop_stale_output: bool = False) -> None:
+        request.drop_stale_output = drop_stale_output
 
     def _free_request(self, request: Any, delay_free_blocks: bool = False) -> tuple[None, bool]:
         del self.requests[request.request_id]
         return None, delay_free_blocks
 
     def update_from_output(self, scheduler_output: Any, model_runner_output: Any) -> dict[int, Any]:
+        items = []
         for request in list(self.requests.values()):
-            request.output_token_ids += scheduler_output
+            tokens = scheduler_output.new_token_ids
+            request.output_token_ids += tokens
             self._free_request(request)
+            items.append(
+                EngineCoreOutput(
+                    request_id=request.request_id,
+                    new_token_ids=tokens,
+                    finish_reason=FinishReason.LENGTH,
+                    spec_decode_metrics=request.spec_decode_metrics,
+                )
+            )
         stats = SimpleNamespace(asd=None) if self.log_stats else None
         return {
-            client: SimpleNamespace(scheduler_stats=stats if client else None, outputs=[])
+            client: SimpleNamespace(scheduler_stats=stats if client else None, outputs=items * client)
             for client in (0, 1)
         }
 
@@ -178,9 +203,10 @@ class _Scheduler:
 class _Request:
     def __init__(self, temperature: float = 0.0) -> None:
         self.request_id = "a"
-        self.sampling_params = SimpleNamespace(temperature=temperature, extra_args=None)
-        self.spec_decode_metrics = SimpleNamespace(asd=None)
+        self.sampling_params = SimpleNamespace(temperature=temperature, extra_args=None, stop=None)
+        self.spec_decode_metrics: Any = None
         self.output_token_ids = [1, 2]
+        self.num_in_flight_tokens = 0
 
     @property
     def num_output_tokens(self) -> int:
@@ -190,26 +216,33 @@ class _Request:
         return False
 
 
-def attached(log_stats: bool = True) -> Any:
-    made = _Scheduler(log_stats)
-    counters = StepCounters() if log_stats else None
-    # Instance patches of the real class are bound in `attach`; here the functions are put on by hand.
-    made.add_request = scheduler._wrap_add_request(made, AsdConfig(), made.add_request)  # type: ignore[method-assign]
-    if counters is not None:
-        made._free_request = scheduler._wrap_free_request(counters, made._free_request)  # type: ignore[method-assign]
-    made.update_from_output = scheduler._wrap_update(  # type: ignore[method-assign]
-        made, counters, made.update_from_output
-    )
+def attached(log_stats: bool = True, level: str = "detailed") -> Any:
+    made: Any = _Scheduler(log_stats, level)
+    core = scheduler.Core(made, AsdConfig())
+    # Instance patches of the real class are bound in `Core.bind`; here the functions are put on by hand.
+    made.schedule = core.wrap_schedule(made.schedule)
+    made.add_request = core.wrap_add_request(made.add_request)
+    made._free_request = core.wrap_free_request(made._free_request)
+    made.update_from_output = core.wrap_update(made.update_from_output)
     return made
 
 
+def step(made: Any, new_token_ids: list[int], blocks: StepBlocks | None = None) -> Any:
+    """One step, its statistics returned."""
+    schedule = made.schedule()
+    schedule.new_token_ids = new_token_ids
+    output = SimpleNamespace(req_ids=["a"], sampled_token_ids=[list(new_token_ids)])
+    if blocks is not None:
+        setattr(output, way_back.ATTRIBUTE, blocks)
+    return made.update_from_output(schedule, output)[1].scheduler_stats
+
+
+@pytest.mark.usefixtures("wired")
 class TestScheduler:
     def test_a_requests_last_block_is_in_its_report_and_in_the_counters(self) -> None:
         made, request = attached(), _Request()
         made.add_request(request)
-        output = SimpleNamespace()
-        setattr(output, way_back.ATTRIBUTE, {"a": BLOCK})
-        stats = made.update_from_output([7, 8, 9, 9], output)[1].scheduler_stats
+        stats = step(made, [7, 8, 9, 9], block())
         report = request.spec_decode_metrics.asd
         assert report["exception_trace"][0]["position"] == 3
         assert report["exception_trace"][0]["token_id"] == 8
@@ -219,9 +252,7 @@ class TestScheduler:
         made, request = attached(), _Request()
         request.sampling_params.extra_args = {"asd_mode": "shadow"}
         made.add_request(request)
-        output = SimpleNamespace()
-        setattr(output, way_back.ATTRIBUTE, {"a": BLOCK._replace(shadow=True)})
-        stats = made.update_from_output([7, 8, 9, 9], output)[1].scheduler_stats
+        stats = step(made, [7, 8, 9, 9], block(shadow=1))
         assert request.spec_decode_metrics.asd["exceptions"] == 1
         assert stats.asd is None
 
@@ -229,34 +260,37 @@ class TestScheduler:
         made, request = attached(), _Request()
         made.add_request(request)
         made._free_request(request)
-        stats = made.update_from_output([], SimpleNamespace())[1].scheduler_stats
-        assert stats.asd["request_regret"] == [0.0]
+        assert step(made, []).asd["request_regret"] == [0.0]
 
     def test_sampled_requests_have_no_report(self) -> None:
         made, request = attached(), _Request(temperature=0.7)
         made.add_request(request)
+        assert step(made, [5]).asd is None
         assert request.spec_decode_metrics.asd is None
-        assert made.update_from_output([5], SimpleNamespace())[1].scheduler_stats.asd is None
 
     def test_a_session_that_turns_greedy_does_not_end_the_engine(self) -> None:
         made, request = attached(), _Request(temperature=0.7)
         made.add_request(request)
         # Streaming input: vLLM gives the request that is there the parameters of its next chunk.
-        request.sampling_params = SimpleNamespace(temperature=0.0, extra_args=None)
-        output = SimpleNamespace()
-        setattr(output, way_back.ATTRIBUTE, {"a": BLOCK})
-        assert made.update_from_output([7, 8, 9, 9], output)[1].scheduler_stats.asd is None
+        made.add_request(_Request())
+        request.sampling_params = SimpleNamespace(temperature=0.0, extra_args=None, stop=None)
+        assert step(made, [7, 8, 9, 9], block()).asd is None
 
     def test_without_statistics_the_report_is_there_all_the_same(self) -> None:
         made, request = attached(log_stats=False), _Request()
         made.add_request(request)
-        output = SimpleNamespace()
-        setattr(output, way_back.ATTRIBUTE, {"a": BLOCK})
-        made.update_from_output([7, 8, 9, 9], output)
+        step(made, [7, 8, 9, 9], block())
         assert request.spec_decode_metrics.asd["exceptions"] == 1
 
+    def test_without_reports_the_counters_are_there_all_the_same(self) -> None:
+        made, request = attached(level="none"), _Request()
+        made.add_request(request)
+        assert step(made, [7, 8, 9, 9], block()).asd == {**counts(), "request_regret": [0.5]}
 
-def test_a_strict_requests_regret_is_not_observed() -> None:
-    counters = StepCounters()
-    counters.end(RequestReport(RequestLimits(0, 0, 0), detailed=False))
-    assert counters.take() is None
+    def test_what_nobody_reads_is_not_added_up(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        observed: list[Any] = []
+        monkeypatch.setattr(OpenReports, "observe", lambda *arguments: observed.append(arguments))
+        made, request = attached(log_stats=False, level="none"), _Request()
+        made.add_request(request)
+        step(made, [7, 8, 9, 9], block())
+        assert observed == []

@@ -56,7 +56,7 @@ class Step:
 
     blocks: StepBlocks
     kept: dict[str, list[int]]
-    positions: list[int]
+    positions: np.ndarray
 
 
 @dataclass
@@ -99,7 +99,8 @@ def runs(draw: Any, detailed: bool) -> Run:
             if number := draw(st.sampled_from([emitted, emitted, emitted, *range(emitted)])):
                 kept[request_id] = list(range(100, 100 + number))
         blocks = StepBlocks(ids, np.concatenate([row.table for row in rows]), WIDTH)
-        steps.append(Step(blocks, kept, [position[i] for i in ids]))
+        at = np.array([position[i] for i in ids])
+        steps.append(Step(blocks, kept, at))
         for request_id in ids:
             position[request_id] += len(kept.get(request_id, ()))
     return Run(limits, sampled, steps)
@@ -109,7 +110,7 @@ def add_to_reference(
     step: Step, reports: dict[str, reference.RequestReport], counters: reference.StepCounters
 ) -> None:
     for (request_id, block), position in zip(
-        reference.read_blocks(step.blocks), step.positions, strict=True
+        reference.read_blocks(step.blocks), step.positions.tolist(), strict=True
     ):
         report = reports.get(request_id)
         if report is None:
@@ -153,7 +154,10 @@ def test_reports_and_counters_are_those_of_single_blocks(detailed: bool, data: s
     for request_id, limits in run.limits.items():
         reports.open(request_id, limits, run.sampled[request_id])
     for step in run.steps:
-        reports.observe(step.blocks, step.positions, step.kept)
+        at = np.full_like(step.positions, -99)
+        located = reports.located(step.blocks)
+        at[located] = step.positions[located]
+        reports.observe(step.blocks, at, step.kept)
         add_to_reference(step, slow, slow_counters)
         for request_id in slow:
             fast_report = reports.report(request_id)

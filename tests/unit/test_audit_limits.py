@@ -12,14 +12,14 @@ pytest.importorskip("openai")
 from eval.audit.limits import audited_limits
 from eval.server.served import Served, _limits
 from vllm_asd.config import AsdConfig, RequestLimits
-from vllm_asd.telemetry.request_report import RequestReport
+from vllm_asd.telemetry.request_report import new_report
 
 TWO_POOLS = AsdConfig(asd_scope="phases", asd_answer_budget=1.0, asd_answer_gate=0.1)
 
 
 def served(config: AsdConfig) -> Served:
     """A server as it shows itself: its limits come out of a report."""
-    report = RequestReport(config.limits, detailed=True).payload
+    report = new_report(config.limits, detailed=True)
     return Served("http://127.0.0.1:9", "m", "m", 512, "0.32.0", _limits(report), True, 5)
 
 

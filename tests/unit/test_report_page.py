@@ -4,7 +4,7 @@ from pathlib import Path
 
 from vllm_asd.config import RequestLimits
 from vllm_asd.policy import StopReason
-from vllm_asd.telemetry.request_report import RequestReport
+from vllm_asd.telemetry.request_report import new_report
 
 PAGE = Path(__file__).resolve().parents[2] / "docs" / "report.md"
 
@@ -12,6 +12,6 @@ PAGE = Path(__file__).resolve().parents[2] / "docs" / "report.md"
 def test_every_field_is_explained() -> None:
     """And every reason why a block can end."""
     page = PAGE.read_text()
-    payload = RequestReport(RequestLimits(1.0, 1.0, 1), detailed=True).payload
+    payload = new_report(RequestLimits(1.0, 1.0, 1), detailed=True)
     names = [*payload, *(reason.name.lower() for reason in StopReason)]
     assert [name for name in names if f"`{name}`" not in page] == []

@@ -14,7 +14,7 @@ from typer.testing import CliRunner
 from vllm_asd.cli import explain
 from vllm_asd.config import RequestLimits
 from vllm_asd.telemetry import transcript_html, transcript_terminal
-from vllm_asd.telemetry.request_report import RequestReport
+from vllm_asd.telemetry.request_report import new_report
 from vllm_asd.telemetry.transcript import NUM_LEVELS, TranscriptError, read_transcript
 
 WORDS = ["The", " sky", " is", " <blue>", "\n", "because", " of", " air", "."]
@@ -22,7 +22,7 @@ WORDS = ["The", " sky", " is", " <blue>", "\n", "because", " of", " air", "."]
 
 def report(mode: str = "enforce") -> dict[str, Any]:
     limits = RequestLimits(2.0, 0.25, 2, shadow=mode == "shadow")
-    payload = RequestReport(limits, detailed=True).payload
+    payload = new_report(limits, detailed=True)
     trace = [
         {
             "position": position,
@@ -75,7 +75,7 @@ def test_shows_what_each_phase_may_spend() -> None:
     """Scope "phases": both pools, on the terminal and on the page, and the chart up to their sum."""
     response = completion()
     limits = RequestLimits(2.0, 0.25, 2, answer=RequestLimits(1.0, 0.125, 1))
-    phases = RequestReport(limits, detailed=False).payload["phases"]
+    phases = new_report(limits, detailed=False)["phases"]
     phases["reasoning"] |= {"exceptions": 2, "regret_spent": 1.75}
     response["metrics"]["speculative_decoding"]["asd"]["phases"] = phases
     transcript = read_transcript(response)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from enum import IntEnum
 from typing import NamedTuple
 
 import numpy as np
@@ -13,8 +14,23 @@ from vllm_asd.telemetry.step_report import StepBlocks
 STOP_LABELS = tuple(reason.name.lower() for reason in StopReason)
 
 
-class KeptExceptions(NamedTuple):
-    """The exceptions of a step that reached the responses, by row and then by position.
+class Sum(IntEnum):
+    """Figures that are added up, over a request's blocks and over a step's; the stops follow."""
+
+    REGRET = 0  # nats, of the kept exceptions
+    EXCEPTIONS = 1  # kept
+    REUSED = 2  # kept matches behind the first exception
+    BLOCKS = 3
+    ACCEPTED = 4  # draft tokens kept
+    STRICT_ACCEPTED = 5  # draft tokens that strict verification keeps of the same block
+
+
+FIRST_STOP = len(Sum)
+NUM_SUMS = FIRST_STOP + len(STOP_LABELS)
+
+
+class Exceptions(NamedTuple):
+    """Exceptions of a step, by row and then by position.
 
     Attributes:
         row: [X] int64, the block's row.
@@ -26,29 +42,30 @@ class KeptExceptions(NamedTuple):
     position: np.ndarray
     regret: np.ndarray
 
+    def pick(self, which: np.ndarray) -> Exceptions:
+        """Those that a [X] bool mask says."""
+        return self if which.all() else Exceptions(*(values[which] for values in self))
+
 
 class BlockTally(NamedTuple):
     """A step's blocks after stop conditions cut them; under shadow, what would have been kept.
 
     Attributes:
-        accepted: [M] float64, draft tokens kept.
-        strict_accepted: [M] float64, draft tokens that strict verification keeps of the same block.
-        reused: [M] float64, kept matches behind the first exception.
-        num_exceptions: [M] int64, kept exceptions.
-        regret: [M] float64, nats, of the kept exceptions.
+        sums: [M, NUM_SUMS] float64: :class:`Sum`'s figures, then 1 at the block's stop, 0 at the others.
         spent: [M] float64, nats that the block's account has paid so far, for what was kept.
         out_of_budget: [M] bool, whether the next draft token was refused for want of budget alone.
-        exceptions: The kept exceptions themselves.
+        exceptions: The exceptions that were kept.
     """
 
-    accepted: np.ndarray
-    strict_accepted: np.ndarray
-    reused: np.ndarray
-    num_exceptions: np.ndarray
-    regret: np.ndarray
+    sums: np.ndarray
     spent: np.ndarray
     out_of_budget: np.ndarray
-    exceptions: KeptExceptions
+    exceptions: Exceptions
+
+    def sum(self, figure: Sum) -> np.ndarray:
+        """[M] float64, a view."""
+        values: np.ndarray = self.sums[:, figure]
+        return values
 
     @classmethod
     def of(cls, blocks: StepBlocks, num_kept: np.ndarray) -> BlockTally:
@@ -59,43 +76,41 @@ class BlockTally(NamedTuple):
             num_kept: [M] int64, tokens of each block in the response, the target's own last one included; at
                 least 1.
         """
-        decided = blocks.column(Column.ACCEPTED)
+        decided, stop = blocks.column(Column.ACCEPTED), blocks.column(Column.STOP)
         # Under shadow the block's tail was never emitted: what would have been kept is what is counted.
         is_shadow = blocks.column(Column.SHADOW) != 0
         reach = np.where(is_shadow, blocks.column(Column.NUM_DRAFT) + 1, num_kept)
         accepted = np.minimum(decided, reach)
-        exceptions, cut_off = _exceptions(blocks, accepted)
-        num_rows = len(accepted)
-        num_exceptions = np.bincount(exceptions.row, minlength=num_rows)
-        return cls(
-            accepted=accepted,
-            strict_accepted=np.minimum(blocks.column(Column.STRICT_ACCEPTED), reach),
-            reused=_reused(accepted, exceptions, num_exceptions),
-            num_exceptions=num_exceptions,
-            regret=np.bincount(exceptions.row, exceptions.regret, num_rows),
-            spent=blocks.column(Column.SPENT) - np.bincount(cut_off.row, cut_off.regret, num_rows),
-            out_of_budget=(blocks.column(Column.STOP) == StopReason.BUDGET) & (decided < reach),
-            exceptions=exceptions,
-        )
+        sums = np.zeros((len(accepted), NUM_SUMS))
+        sums[:, Sum.BLOCKS] = 1
+        sums[:, Sum.ACCEPTED] = accepted
+        np.minimum(blocks.column(Column.STRICT_ACCEPTED), reach, out=sums[:, Sum.STRICT_ACCEPTED])
+        sums[np.arange(len(accepted)), FIRST_STOP + stop.astype(np.int64)] = 1
+        # Most blocks have no exception.
+        found = _exceptions(blocks, np.flatnonzero(blocks.column(Column.EXCEPTIONS)))
+        is_kept = found.position < accepted[found.row]
+        kept = found.pick(is_kept)
+        _add_exceptions(sums, kept)
+        spent = blocks.column(Column.SPENT).copy()
+        if len(kept.row) < len(found.row):
+            cut_off = found.pick(~is_kept)
+            spent -= np.bincount(cut_off.row, cut_off.regret, len(spent))
+        return cls(sums, spent, (stop == StopReason.BUDGET) & (decided < reach), kept)
 
 
-def _exceptions(blocks: StepBlocks, accepted: np.ndarray) -> tuple[KeptExceptions, KeptExceptions]:
-    """List the exceptions that were kept, and those behind a stop."""
-    # Most blocks have none.
-    rows = np.flatnonzero(blocks.column(Column.EXCEPTIONS))
+def _exceptions(blocks: StepBlocks, rows: np.ndarray) -> Exceptions:
     regret = blocks.exception_regret[rows]
     index, position = np.nonzero(regret >= 0)
-    found = KeptExceptions(rows[index], position, regret[index, position])
-    is_kept = position < accepted[found.row]
-    if is_kept.all():
-        return found, KeptExceptions(*(values[:0] for values in found))
-    return KeptExceptions(*(values[is_kept] for values in found)), KeptExceptions(
-        *(values[~is_kept] for values in found)
-    )
+    return Exceptions(rows[index], position, regret[index, position])
 
 
-def _reused(accepted: np.ndarray, exceptions: KeptExceptions, num_exceptions: np.ndarray) -> np.ndarray:
-    reused = np.zeros_like(accepted)
-    row, index = np.unique(exceptions.row, return_index=True)
-    reused[row] = accepted[row] - exceptions.position[index] - num_exceptions[row]
-    return reused
+def _add_exceptions(sums: np.ndarray, kept: Exceptions) -> None:
+    """Set the figures that only blocks with exceptions have."""
+    if not len(kept.row):
+        return
+    # Those of a row follow each other; the sum is taken in their order.
+    first = np.flatnonzero(np.diff(kept.row, prepend=-1))
+    rows = kept.row[first]
+    sums[:, Sum.REGRET] = np.bincount(kept.row, kept.regret, len(sums))
+    sums[:, Sum.EXCEPTIONS] = np.bincount(kept.row, minlength=len(sums))
+    sums[rows, Sum.REUSED] = sums[rows, Sum.ACCEPTED] - kept.position[first] - sums[rows, Sum.EXCEPTIONS]

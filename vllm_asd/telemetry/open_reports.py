@@ -10,10 +10,10 @@ import numpy as np
 
 from vllm_asd.config import RequestLimits
 from vllm_asd.kernels.outcome import Column
-from vllm_asd.telemetry.block_tally import BlockTally
+from vllm_asd.telemetry.block_tally import BlockTally, Sum
 from vllm_asd.telemetry.last_block import LastBlock
 from vllm_asd.telemetry.request_report import TRACE, TraceEntry, new_report, trace, write_totals
-from vllm_asd.telemetry.request_totals import WIDTH, Total, add_blocks, new_row
+from vllm_asd.telemetry.request_totals import WIDTH, add_blocks, needs_position, new_row
 from vllm_asd.telemetry.step_counters import StepCounters
 from vllm_asd.telemetry.step_report import StepBlocks
 
@@ -25,13 +25,11 @@ class _Request:
     """What is not added up.
 
     Attributes:
-        row: Its row in the table of totals.
         limits: What it runs under.
         sampled: Whether it has a temperature.
         trace: Its exceptions; filled at the metrics level "detailed" alone.
     """
 
-    row: int
     limits: RequestLimits
     sampled: bool
     trace: list[TraceEntry] = field(default_factory=list)
@@ -54,8 +52,10 @@ class OpenReports:
         self._detailed = detailed
         self._counters = counters
         self._counts_shadow = counts_shadow
-        self._requests: dict[str, _Request] = {}
-        self._closed: dict[int, tuple[str, _Request]] = {}
+        # By request id, the row in the table of totals; by row, the rest.
+        self._rows: dict[str, int] = {}
+        self._requests: dict[int, _Request] = {}
+        self._closed: dict[int, str] = {}
         self._last: dict[str, LastBlock] = {}
         self._totals = np.zeros((_FIRST_CAPACITY, WIDTH))
         self._counted = np.zeros(_FIRST_CAPACITY, dtype=bool)
@@ -68,22 +68,24 @@ class OpenReports:
         row = self._free.pop()
         self._totals[row] = new_row(limits)
         self._counted[row] = self._counts_shadow or limits.is_strict or not limits.shadow
-        self._requests[request_id] = _Request(row, limits, sampled)
+        self._rows[request_id] = row
+        self._requests[row] = _Request(limits, sampled)
 
     def close(self, request_id: str) -> None:
-        """Note that a request has ended; its report can be read until :meth:`settle`, its last block added."""
-        request = self._requests.get(request_id)
-        if request is not None:
-            self._closed[request.row] = (request_id, request)
+        """Note that a request has ended; its last block may come, its report be read until :meth:`settle`."""
+        row = self._rows.get(request_id)
+        if row is not None:
+            self._closed[row] = request_id
 
-    def __contains__(self, request_id: str) -> bool:
-        """Whether a request has a report."""
-        return request_id in self._requests
+    def located(self, blocks: StepBlocks) -> list[int]:
+        """Name the rows for which :meth:`observe` needs to know where in the output they begin."""
+        found: list[int] = np.flatnonzero(needs_position(blocks, self._detailed)).tolist()
+        return found
 
     def observe(
         self,
         blocks: StepBlocks,
-        positions: Sequence[int],
+        positions: np.ndarray,
         kept: Mapping[str, Sequence[int]],
         cuttable: frozenset[str] | set[str] = frozenset(),
     ) -> None:
@@ -91,22 +93,21 @@ class OpenReports:
 
         Args:
             blocks: What the worker decided.
-            positions: M, output tokens that each request had before the step.
+            positions: [M] int64, output tokens that each request had before the step; needed of those
+                that are :meth:`located` or cuttable, else anything.
             kept: By request id the step's tokens that were kept, in order, after stop conditions.
             cuttable: Ids of requests whose block of this step may be cut later; see :meth:`last_block`.
         """
-        requests = self._requests
-        found = [requests.get(request_id) for request_id in blocks.request_ids]
-        num_kept = np.array([len(kept.get(request_id, ())) for request_id in blocks.request_ids], np.int64)
-        rows = np.array([-1 if request is None else request.row for request in found], np.int64)
+        row_of = self._rows
         # A streaming-input session keeps the report, or none, that its first chunk's parameters gave it.
+        rows = np.array([row_of.get(request_id, -1) for request_id in blocks.request_ids], np.int64)
+        num_kept = np.array([len(kept.get(request_id, ())) for request_id in blocks.request_ids], np.int64)
         live = np.flatnonzero((rows >= 0) & (num_kept > 0))
-        at = np.array(positions, np.int64)
         if len(live) < len(rows):
             blocks = blocks.take(live)
-            rows, num_kept, at = rows[live], num_kept[live], at[live]
+            rows, num_kept, positions = rows[live], num_kept[live], positions[live]
         if len(rows):
-            self._add(blocks, rows, at, num_kept, kept, cuttable)
+            self._add(blocks, rows, positions, num_kept, kept, cuttable)
 
     def _add(
         self,
@@ -121,19 +122,26 @@ class OpenReports:
         totals = self._totals[rows]
         if cuttable:
             self._last = {
-                request_id: LastBlock(totals[row].copy(), blocks.take(slice(row, row + 1)), int(positions[row]))
+                request_id: LastBlock(
+                    totals[row].copy(), blocks.take(slice(row, row + 1)), int(positions[row])
+                )
                 for row, request_id in enumerate(blocks.request_ids)
                 if request_id in cuttable
             }
         news = add_blocks(totals, blocks, tally, positions, num_kept)
         self._totals[rows] = totals
         if self._counters is not None:
-            self._counters.add(blocks, tally, news, self._counted[rows])
-        if self._detailed:
-            self._append_traces(blocks, tally, positions, kept)
+            self._counters.add(tally, news, self._counted[rows])
+        if self._detailed and len(tally.exceptions.row):
+            self._append_traces(blocks, tally, rows, positions, kept)
 
     def _append_traces(
-        self, blocks: StepBlocks, tally: BlockTally, positions: np.ndarray, kept: Mapping[str, Sequence[int]]
+        self,
+        blocks: StepBlocks,
+        tally: BlockTally,
+        rows: np.ndarray,
+        positions: np.ndarray,
+        kept: Mapping[str, Sequence[int]],
     ) -> None:
         row, position, regret = tally.exceptions
         token_ids, target_logprobs = _details(blocks, tally, kept)
@@ -146,8 +154,8 @@ class OpenReports:
             target_logprobs,
         )
         entries = zip(*(column.tolist() for column in columns), strict=True)
-        for index, values in zip(row.tolist(), entries, strict=True):
-            self._requests[blocks.request_ids[index]].trace.append(TraceEntry(*values))
+        for at, values in zip(rows[row].tolist(), entries, strict=True):
+            self._requests[at].trace.append(TraceEntry(*values))
 
     def report(self, request_id: str, first_exception: int = 0) -> dict[str, Any] | None:
         """Make a request's ``asd`` object; nothing changes it afterwards. None for a request without one.
@@ -156,11 +164,12 @@ class OpenReports:
             request_id: Of a request that was not settled.
             first_exception: How many exceptions to leave out of the trace, from its first on.
         """
-        request = self._requests.get(request_id)
-        if request is None:
+        row = self._rows.get(request_id)
+        if row is None:
             return None
+        request = self._requests[row]
         report = new_report(request.limits, self._detailed, request.sampled)
-        write_totals(report, self._totals[request.row])
+        write_totals(report, self._totals[row])
         if self._detailed:
             report[TRACE] = trace(request.trace[first_exception:], request.sampled)
         return report
@@ -172,13 +181,14 @@ class OpenReports:
     def settle(self) -> None:
         """End a step: count the regret of requests that have ended, and forget them."""
         self._last = {}
-        for row, (request_id, request) in self._closed.items():
+        for row, request_id in self._closed.items():
+            request = self._requests.pop(row)
             if self._counters is not None and self._counted[row] and not request.limits.is_strict:
-                self._counters.end(float(self._totals[row, Total.REGRET]))
+                self._counters.end(float(self._totals[row, Sum.REGRET]))
             self._free.append(row)
             # The id may have been given to another request by now.
-            if self._requests.get(request_id) is request:
-                del self._requests[request_id]
+            if self._rows[request_id] == row:
+                del self._rows[request_id]
         self._closed = {}
 
     def _grow(self) -> None:

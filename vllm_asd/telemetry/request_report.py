@@ -8,11 +8,9 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from vllm_asd.config import RequestLimits
-from vllm_asd.telemetry.block_tally import STOP_LABELS
+from vllm_asd.telemetry.block_tally import FIRST_STOP, NUM_SUMS, STOP_LABELS, Sum
 from vllm_asd.telemetry.request_totals import (
     ANSWER,
-    FIRST_ACCOUNT,
-    FIRST_STOP,
     NEVER,
     REASONING,
     Account,
@@ -94,14 +92,14 @@ def trace(entries: Iterable[TraceEntry], sampled: bool) -> list[dict[str, Any]]:
 
 
 def _totals(values: list[float]) -> dict[str, Any]:
-    blocks = int(values[Total.BLOCKS])
-    accepted, strict_accepted = int(values[Total.ACCEPTED]), int(values[Total.STRICT_ACCEPTED])
-    stops = values[FIRST_STOP:FIRST_ACCOUNT]
+    blocks = int(values[Sum.BLOCKS])
+    accepted, strict_accepted = int(values[Sum.ACCEPTED]), int(values[Sum.STRICT_ACCEPTED])
+    stops = values[FIRST_STOP:NUM_SUMS]
     return {
         "regret_spent": sum(values[account_column(a, Account.SPENT)] for a in (REASONING, ANSWER)),
-        "regret": values[Total.REGRET],
-        "exceptions": int(values[Total.EXCEPTIONS]),
-        "reused_tokens": int(values[Total.REUSED]),
+        "regret": values[Sum.REGRET],
+        "exceptions": int(values[Sum.EXCEPTIONS]),
+        "reused_tokens": int(values[Sum.REUSED]),
         "verified_blocks": blocks,
         "accepted_tokens": accepted,
         "strict_accepted_tokens": strict_accepted,

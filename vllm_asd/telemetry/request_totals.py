@@ -9,24 +9,19 @@ import numpy as np
 
 from vllm_asd.config import RequestLimits
 from vllm_asd.kernels.outcome import Column
-from vllm_asd.telemetry.block_tally import STOP_LABELS, BlockTally
+from vllm_asd.policy import StopReason
+from vllm_asd.telemetry.block_tally import NUM_SUMS, BlockTally, Sum
 from vllm_asd.telemetry.step_report import StepBlocks
 
 NEVER = -1.0
 
 
 class Total(IntEnum):
-    """The columns of a row."""
+    """The columns of a row behind its sums, which are those of :class:`BlockTally`."""
 
-    REGRET = 0
-    EXCEPTIONS = 1
-    REUSED = 2
-    BLOCKS = 3
-    ACCEPTED = 4
-    STRICT_ACCEPTED = 5
-    EXHAUSTED_AT = 6  # output position, or NEVER
-    GUARDED_AT = 7  # output position, or NEVER
-    HAS_PHASES = 8  # 1 when reasoning and answer have an account each
+    EXHAUSTED_AT = NUM_SUMS  # output position, or NEVER
+    GUARDED_AT = NUM_SUMS + 1  # output position, or NEVER
+    HAS_PHASES = NUM_SUMS + 2  # 1 when reasoning and answer have an account each
 
 
 class Account(IntEnum):
@@ -41,8 +36,7 @@ class Account(IntEnum):
 # Reasoning (of a request without phases: everything), answer, and blocks that belong to neither.
 REASONING, ANSWER, NEITHER = range(3)
 NUM_ACCOUNTS = 3
-FIRST_STOP = len(Total)
-FIRST_ACCOUNT = FIRST_STOP + len(STOP_LABELS)
+FIRST_ACCOUNT = NUM_SUMS + len(Total)
 WIDTH = FIRST_ACCOUNT + NUM_ACCOUNTS * len(Account)
 
 
@@ -90,27 +84,34 @@ def add_blocks(
         num_kept: [M] int64, tokens of the block in the response; at least 1.
     """
     every = np.arange(len(totals))
-    totals[:, Total.REGRET] += tally.regret
-    totals[:, Total.EXCEPTIONS] += tally.num_exceptions
-    totals[:, Total.REUSED] += tally.reused
-    totals[:, Total.BLOCKS] += 1
-    totals[:, Total.ACCEPTED] += tally.accepted
-    totals[:, Total.STRICT_ACCEPTED] += tally.strict_accepted
-    totals[every, FIRST_STOP + blocks.column(Column.STOP).astype(np.int64)] += 1
-    account = account_column(0, Account.SPENT) + len(Account) * _accounts(totals, blocks)
+    totals[:, :NUM_SUMS] += tally.sums
+    account = FIRST_ACCOUNT + len(Account) * _accounts(totals, blocks)
     totals[every, account + Account.SPENT] = tally.spent
-    totals[every, account + Account.EXCEPTIONS] += tally.num_exceptions
+    totals[every, account + Account.EXCEPTIONS] += tally.sum(Sum.EXCEPTIONS)
     return News(
         _note_exhausted(totals, account, tally, positions),
         _note_guarded(totals, blocks.column(Column.GUARD), positions, num_kept),
     )
 
 
+def needs_position(blocks: StepBlocks, detailed: bool) -> np.ndarray:
+    """[M] bool: whether the block's place in the output may matter; else its position need not be known."""
+    needed: np.ndarray = (blocks.column(Column.STOP) == StopReason.BUDGET) | (
+        blocks.column(Column.GUARD) != 0
+    )
+    if detailed:
+        needed |= blocks.column(Column.EXCEPTIONS) != 0
+    return needed
+
+
 def _accounts(totals: np.ndarray, blocks: StepBlocks) -> np.ndarray:
     """[M] int64: the account that each block was paid from."""
+    has_phases = totals[:, Total.HAS_PHASES] != 0
+    if not has_phases.any():
+        return np.full(len(totals), REASONING)
     thinking = blocks.column(Column.THINKING)
     by_phase = np.where(thinking > 0, REASONING, np.where(thinking == 0, ANSWER, NEITHER))
-    return np.where(totals[:, Total.HAS_PHASES] != 0, by_phase, REASONING)
+    return np.where(has_phases, by_phase, REASONING)
 
 
 def _note_exhausted(
@@ -118,8 +119,10 @@ def _note_exhausted(
 ) -> np.ndarray:
     is_first = np.zeros(len(totals), dtype=bool)
     rows = np.flatnonzero(tally.out_of_budget)
+    if not len(rows):
+        return is_first
     rows = rows[totals[rows, account[rows] + Account.HAS_BUDGET] != 0]
-    at = positions[rows] + tally.accepted[rows]
+    at = positions[rows] + tally.sum(Sum.ACCEPTED)[rows]
     is_first[rows] = totals[rows, Total.EXHAUSTED_AT] == NEVER
     for column in (Total.EXHAUSTED_AT, account[rows] + Account.EXHAUSTED_AT):
         known = totals[rows, column]
@@ -132,6 +135,8 @@ def _note_guarded(
 ) -> np.ndarray:
     is_first: np.ndarray = (guard != 0) & (totals[:, Total.GUARDED_AT] == NEVER)
     rows = np.flatnonzero(is_first)
+    if not len(rows):
+        return is_first
     # Tripped before, by tokens without drafts or a block that vLLM discarded: this one is strict too.
     totals[rows, Total.GUARDED_AT] = positions[rows] + np.where(guard[rows] == 1, num_kept[rows], 0)
     return is_first

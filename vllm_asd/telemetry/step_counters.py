@@ -6,10 +6,15 @@ from typing import Any
 
 import numpy as np
 
-from vllm_asd.kernels.outcome import Column
-from vllm_asd.telemetry.block_tally import STOP_LABELS, BlockTally
+from vllm_asd.telemetry.block_tally import FIRST_STOP, STOP_LABELS, BlockTally, Sum
 from vllm_asd.telemetry.request_totals import News
-from vllm_asd.telemetry.step_report import StepBlocks
+
+_SUMS = {
+    "exceptions": Sum.EXCEPTIONS,
+    "reused_tokens": Sum.REUSED,
+    "accepted_tokens": Sum.ACCEPTED,
+    "strict_accepted_tokens": Sum.STRICT_ACCEPTED,
+}
 
 
 class StepCounters:
@@ -19,27 +24,24 @@ class StepCounters:
         """Start empty."""
         self._counts = _empty()
 
-    def add(self, blocks: StepBlocks, tally: BlockTally, news: News, counted: np.ndarray) -> None:
+    def add(self, tally: BlockTally, news: News, counted: np.ndarray) -> None:
         """Count blocks.
 
         Args:
-            blocks: What the worker decided.
-            tally: What was kept of it.
+            tally: What was kept of each.
             news: What that meant for the requests.
             counted: [M] bool, the blocks that belong in the server's counters.
         """
         counts = self._counts
-        counts["exceptions"] += int(tally.num_exceptions[counted].sum())
-        counts["regret"] += float(tally.regret[counted].sum())
-        counts["reused_tokens"] += int(tally.reused[counted].sum())
-        counts["accepted_tokens"] += int(tally.accepted[counted].sum())
-        counts["strict_accepted_tokens"] += int(tally.strict_accepted[counted].sum())
+        sums = (tally.sums if counted.all() else tally.sums[counted]).sum(0).tolist()
+        counts["regret"] += sums[Sum.REGRET]
+        for name, figure in _SUMS.items():
+            counts[name] += int(sums[figure])
+        for label, number in zip(STOP_LABELS, sums[FIRST_STOP:], strict=True):
+            if number:
+                counts["blocks"][label] = counts["blocks"].get(label, 0) + int(number)
         counts["exhausted_requests"] += int(np.count_nonzero(news.exhausted & counted))
         counts["guarded_requests"] += int(np.count_nonzero(news.guarded & counted))
-        stops = np.bincount(blocks.column(Column.STOP)[counted].astype(np.int64), minlength=len(STOP_LABELS))
-        for label, number in zip(STOP_LABELS, stops.tolist(), strict=True):
-            if number:
-                counts["blocks"][label] = counts["blocks"].get(label, 0) + number
 
     def end(self, regret: float) -> None:
         """Count a request that has ended, after its last block."""

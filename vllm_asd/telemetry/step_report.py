@@ -50,7 +50,7 @@ class StepBlocks(NamedTuple):
 
     @property
     def details(self) -> np.ndarray:
-        """[M, 2 * E] float64: of each exception in order the kept token, then the target's log-probability."""
+        """[M, 2 * E] float64: each exception's kept token in order, then the target's log-probability."""
         details: np.ndarray = self.table[:, NUM_SCALARS + 2 * self.width :]
         return details
 

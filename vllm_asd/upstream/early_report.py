@@ -59,7 +59,7 @@ def install() -> None:
 
 
 def copy_metrics(metrics: Any, first_step: int = 0) -> Any:
-    """Copy a ``RequestSpecDecodeMetrics``, which the engine goes on to change while another thread encodes it.
+    """Copy a ``RequestSpecDecodeMetrics``, which the engine goes on to change while the copy is encoded.
 
     Args:
         metrics: vLLM's record.
@@ -109,6 +109,10 @@ class EarlyReports:
     def __contains__(self, request_id: str) -> bool:
         """Whether a request's report is sent here."""
         return request_id in self._followed
+
+    def __len__(self) -> int:
+        """Count the requests that are followed."""
+        return len(self._followed)
 
     def cuttable(self, kept: Mapping[str, Sequence[int]]) -> set[str]:
         """Followed requests of whose tokens of this step the client may get some only."""

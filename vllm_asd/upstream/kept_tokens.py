@@ -31,7 +31,7 @@ class KeptTokens:
         self._settled_through.pop(request_id, None)
 
     def preempted(self, request: Any) -> None:
-        """Take back a request's steps in flight if vLLM will drop their output, as it does on some preemptions.
+        """Take back a request's steps in flight if vLLM will drop their output.
 
         Args:
             request: vLLM's ``Request``, preempted.
@@ -62,14 +62,18 @@ class KeptTokens:
         if notice is None:
             return
         self._committed_through = notice.step
-        in_part = [i for i, number in num_generated.items() if len(kept.get(i, ())) != number]
+        num_kept_by_id = dict(zip(kept, map(len, kept.values()), strict=True))
+        in_part = []
+        # The usual case, told by one comparison.
+        if num_generated != num_kept_by_id:
+            in_part = [i for i, number in num_generated.items() if num_kept_by_id.get(i, 0) != number]
         for request_id in (*in_part, *(i for i in stopped if i not in in_part)):
             request = requests.get(request_id)
             if request is None or request.is_finished():
                 continue
             if notice.step <= self._settled_through.get(request_id, 0):
                 continue
-            num_kept = len(kept.get(request_id, ()))
+            num_kept = num_kept_by_id.get(request_id, 0)
             if request.num_in_flight_tokens and not _drops_steps_in_flight(request):
                 # Later steps will be kept (a failed KV load under async scheduling): to take them back would
                 # be to give budget twice. What was not kept stays charged.

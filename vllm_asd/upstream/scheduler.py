@@ -1,13 +1,16 @@
-"""Engine core: the worker's decisions meet the requests they belong to, and the worker learns what was kept."""
+"""Engine core: the worker's decisions meet their requests, and the worker learns what was kept of them."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from typing import Any
 
+import numpy as np
+
 from vllm_asd.config import AsdConfig
 from vllm_asd.telemetry.open_reports import OpenReports
 from vllm_asd.telemetry.step_counters import StepCounters
+from vllm_asd.telemetry.step_report import StepBlocks
 from vllm_asd.upstream import way_back, wire
 from vllm_asd.upstream.early_report import EarlyReports, copy_metrics
 from vllm_asd.upstream.engine_args import asd_config_of
@@ -102,7 +105,7 @@ def _wrap_init(original: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def attach(scheduler: Any, config: AsdConfig) -> None:
-    """Give a scheduler its reports, its counters unless the server runs without statistics, and its notices."""
+    """Give a scheduler its notices, its reports and, unless the server has no statistics, its counters."""
     Core(scheduler, config).bind()
 
 
@@ -192,7 +195,7 @@ class Core:
             sampled = model_runner_output.sampled_token_ids
             num_generated = dict(zip(model_runner_output.req_ids, map(len, sampled), strict=False))
             blocks = way_back.received(model_runner_output) if self._is_reported else None
-            positions = [] if blocks is None else self._positions(blocks.request_ids)
+            positions = None if blocks is None else self._positions(blocks)
             outputs = original(scheduler_output, model_runner_output)
             items = [item for output in outputs.values() for item in output.outputs]
             kept = {item.request_id: item.new_token_ids for item in items if item.new_token_ids}
@@ -204,7 +207,7 @@ class Core:
                 self._scheduler.requests,
                 [item.request_id for item in ended],
             )
-            if blocks is not None:
+            if blocks is not None and positions is not None:
                 self._reports.observe(blocks, positions, kept, self._early.cuttable(kept))
             if self._sends_reports:
                 self._send(ended, items)
@@ -214,13 +217,16 @@ class Core:
 
         return update_from_output
 
-    def _positions(self, request_ids: list[str]) -> list[int]:
-        """Output tokens of each request before the step."""
-        if not self._sends_reports:
-            return [0] * len(request_ids)
-        requests = self._scheduler.requests
-        found = [requests.get(request_id) for request_id in request_ids]
-        return [0 if request is None else request.num_output_tokens for request in found]
+    def _positions(self, blocks: StepBlocks) -> np.ndarray:
+        """[M] int64: output tokens of each request before the step, of those that a report needs."""
+        positions = np.zeros(len(blocks.request_ids), np.int64)
+        if self._sends_reports:
+            requests = self._scheduler.requests
+            every = range(len(positions))
+            for row in every if self._early else self._reports.located(blocks):
+                request = requests.get(blocks.request_ids[row])
+                positions[row] = 0 if request is None else request.num_output_tokens
+        return positions
 
     def _send(self, ended: list[Any], items: list[Any]) -> None:
         """Fill the reports in that leave with this step."""
