@@ -36,7 +36,8 @@ class ProtectedSets:
 
     def acquire(self, ids: Iterable[int]) -> int:
         """Find or make the row of a set; each call is to be followed by a :meth:`release`."""
-        array = np.fromiter(ids, dtype=np.int64)
+        # A client may send any number, also one that no int64 holds.
+        array = np.fromiter((i for i in ids if 0 <= i < self._vocab_size), dtype=np.int64)
         packed = ProtectedIds.pack(array, self._vocab_size)
         key = packed.tobytes()
         row = self._rows.get(key)
