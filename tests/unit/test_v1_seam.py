@@ -2,8 +2,10 @@
 
 import subprocess
 import sys
+import weakref
 from typing import Any
 
+import pytest
 import torch
 
 from tests.v1_step import Runner, attach, metadata, sampling
@@ -88,6 +90,30 @@ def test_a_warm_up_call_touches_no_entry() -> None:
     output = runner.rejection_sampler(metadata([draft]), None, logits.clone(), runner.sampling)
     assert output.sampled_token_ids[0].tolist() == [int(logits[0].argmax()), -1]
     assert runner.asd_verifier.ledger.spent("r0") == 0.0
+
+
+@pytest.mark.parametrize(("in_a_step", "temperature"), [(False, 0.0), (True, 0.0), (True, 1.0)])
+def test_no_logits_are_held_outside_a_step(in_a_step: bool, temperature: float) -> None:
+    """Those of vLLM's profiling are as large as any; where all rows are sampled nobody takes them over."""
+    runner = Runner(1)
+    attach(runner, LAX, {"r0": LAX.limits})
+    runner.sampling = sampling([temperature])
+    made: list[weakref.ref[torch.Tensor]] = []
+    wrapped = runner.rejection_sampler.apply_logits_processors
+
+    def watched(*args: Any, **kwargs: Any) -> torch.Tensor:
+        logits: torch.Tensor = wrapped(*args, **kwargs)
+        made.append(weakref.ref(logits))
+        return logits
+
+    runner.rejection_sampler.apply_logits_processors = watched
+    drafts = [_second_best(_logits(4), 3)]
+    if in_a_step:
+        _emit(runner, _logits(4), drafts)
+        assert (runner.asd_verifier.ledger.spent("r0") > 0) is (temperature == 0)
+    else:
+        runner.rejection_sampler(metadata(drafts), None, _logits(4), runner.sampling)
+    assert [reference() for reference in made] == [None]
 
 
 def test_a_placeholder_ends_the_proposal() -> None:
