@@ -9,8 +9,8 @@ from vllm_asd.kernels.blocks import MaximaBlocks
 from vllm_asd.kernels.outcome import Outcome
 from vllm_asd.kernels.verify import DraftBlocks
 
-# Rows of logits that are looked at together: 32 of 151,936 float32 are 19 MiB.
-_SLICE = 32
+# Rows of logits that are looked at together: 16 of 151,936 float32 are 9 MiB.
+_SLICE = 16
 
 
 def exception_details_reference(blocks: DraftBlocks | MaximaBlocks, outcome: Outcome) -> None:
