@@ -1,7 +1,7 @@
 """What the report costs in a step, before and after: this tree against another revision.
 
 Three parts, each timed where the engine waits for it: `resolve` (the worker picks the rows of a finished
-copy), `pickle` (to the scheduler's process and back) and `update` (all that the plugin does in the scheduler's
+copy), `pickle` (to the scheduler's process and back), `update` (all that the plugin does in the scheduler's
 `update_from_output`: adding up and counting; the newer one also finds out what was not kept). A process of
 each revision answers in ABBA order. One row in ten has an exception; K = 7, E = 2; the tables lie on the CPU.
 

@@ -28,10 +28,10 @@ from typing import Any, NamedTuple
 import torch
 import triton
 from torch import Tensor
+from vllm_asd.kernels.triton_blocks import align, scan_blocks
 
 from vllm_asd import AsdConfig
 from vllm_asd.kernels import BlockMaxima
-from vllm_asd.kernels.triton_blocks import align, scan_blocks
 from vllm_asd.upstream.v2_kernels import REJECTION_KERNEL, RelaxedRejectionKernel
 from vllm_asd.upstream.v2_runner import V2Seam
 from vllm_asd.verification import Verifier

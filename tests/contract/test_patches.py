@@ -12,8 +12,8 @@ import pytest
 
 from tests.contract.records import collect
 from tests.contract.source import ContractError, check_against_source, parameters_in_source, unpack_release
-from vllm_asd.versions import installed_vllm
 from vllm_asd.upstream.patching import Patch, PatchError, PatchSet
+from vllm_asd.versions import installed_vllm
 
 RECORDS = collect()
 SEAMS = {"v1_runner", "v2_runner", "engine_args", "scheduler", "worker", "requests", "wire"}

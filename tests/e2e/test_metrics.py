@@ -262,12 +262,18 @@ class TestReport:
         found, of_stream, longer = (r["metrics"]["speculative_decoding"] for r in (stopped, streamed, whole))
         assert of_stream == found
         assert found["asd"]["mode"] == ("strict" if wishes else "enforce")
-        # As the report of the same answer without a stop, cut off behind some block.
+        # As the report of the same answer without a stop; vLLM's own figures end with a whole block.
         assert 5 < len(found["per_step_accepted"]) == found["num_spec_steps"] < longer["num_spec_steps"]
         assert found["per_step_accepted"] == longer["per_step_accepted"][: found["num_spec_steps"]]
         assert found["per_step_drafted"] == longer["per_step_drafted"][: found["num_spec_steps"]]
         trace = found["asd"]["exception_trace"]
         assert len(trace) == found["asd"]["exceptions"]
+        # The block in which the string was found is cut there.
+        num_tokens = stopped["usage"]["completion_tokens"]
+        assert all(entry["position"] < num_tokens for entry in trace)
+        assert found["asd"]["accepted_tokens"] < num_tokens
+        behind = longer["asd"]["exception_trace"][len(trace) :]
+        assert all(entry["position"] >= num_tokens for entry in behind)
         assert trace == longer["asd"]["exception_trace"][: len(trace)]
         assert bool(trace) != bool(wishes)
 

@@ -11,9 +11,9 @@ import vllm_asd
 from vllm_asd.config import AsdConfig
 from vllm_asd.serving.authentication import ApiKeys, KeyedRoute
 from vllm_asd.serving.counters import counters_by_engine
-from vllm_asd.versions import installed_vllm
 from vllm_asd.upstream.engine_args import asd_config_of
 from vllm_asd.upstream.stat_logger import metrics_registry
+from vllm_asd.versions import installed_vllm
 
 router = APIRouter(prefix="/plugins/asd", tags=["vllm-asd"], route_class=KeyedRoute)
 

@@ -27,12 +27,12 @@ class _Request:
     Attributes:
         limits: What it runs under.
         sampled: Whether it has a temperature.
-        trace: Its exceptions; filled at the metrics level "detailed" alone.
+        trace: The fields of a TraceEntry for each exception; filled at the metrics level "detailed" alone.
     """
 
     limits: RequestLimits
     sampled: bool
-    trace: list[TraceEntry] = field(default_factory=list)
+    trace: list[tuple[float, ...]] = field(default_factory=list)
 
 
 class OpenReports:
@@ -155,7 +155,7 @@ class OpenReports:
         )
         entries = zip(*(column.tolist() for column in columns), strict=True)
         for at, values in zip(rows[row].tolist(), entries, strict=True):
-            self._requests[at].trace.append(TraceEntry(*values))
+            self._requests[at].trace.append(values)
 
     def report(self, request_id: str, first_exception: int = 0) -> dict[str, Any] | None:
         """Make a request's ``asd`` object; nothing changes it afterwards. None for a request without one.
@@ -171,7 +171,8 @@ class OpenReports:
         report = new_report(request.limits, self._detailed, request.sampled)
         write_totals(report, self._totals[row])
         if self._detailed:
-            report[TRACE] = trace(request.trace[first_exception:], request.sampled)
+            entries = map(TraceEntry._make, request.trace[first_exception:])
+            report[TRACE] = trace(entries, request.sampled)
         return report
 
     def last_block(self, request_id: str) -> LastBlock | None:

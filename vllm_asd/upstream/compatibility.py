@@ -17,7 +17,7 @@ def refuse_unsupported_version() -> None:
     found = versions.installed_vllm()
     if found is None:
         raise AsdConfigError(
-            f"ASD needs vLLM {' or '.join(versions.VLLM_RELEASES)} and finds none: pip install 'vllm-asd[gpu]'"
+            f"ASD needs vLLM ({versions.vllm_releases()}) and finds none: pip install 'vllm-asd[gpu]'"
         )
     if not versions.is_supported(found[1]):
         raise AsdConfigError(

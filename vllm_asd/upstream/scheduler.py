@@ -192,7 +192,7 @@ class Core:
 
         def update_from_output(scheduler_output: Any, model_runner_output: Any) -> Any:
             # Before vLLM cuts the lists of tokens in place, and begins a session's next chunk.
-            sampled = model_runner_output.sampled_token_ids
+            sampled = model_runner_output.sampled_token_ids or []
             num_generated = dict(zip(model_runner_output.req_ids, map(len, sampled), strict=False))
             blocks = way_back.received(model_runner_output) if self._is_reported else None
             positions = None if blocks is None else self._positions(blocks)

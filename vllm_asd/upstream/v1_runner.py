@@ -5,9 +5,9 @@ request kind. At the approved positions the argmax is rewritten to the draft tok
 rows, the logprobs and the bonus token stay vLLM's. (vLLM 0.33's own lossy method, FLy, enters the same way.)
 
 What is read of vLLM's tensors, and which elements it leaves unwritten: ``target_argmax`` [N] (all written,
-also for sampled rows), the logits behind it [N, V] (all), ``draft_token_ids`` [N] and ``cu_num_draft_tokens``
-[R] (all), ``sampled_token_ids`` [R, K + 1] (filled with -1 before the kernels run), ``discard_request_mask``
-(its first R).
+also for sampled rows), the logits behind it [N, V] (all), ``draft_token_ids`` [N] and
+``cu_num_draft_tokens`` [R] (all), ``sampled_token_ids`` [R, K + 1] (filled with -1 before the kernels run),
+``discard_request_mask`` (its first R).
 """
 
 from __future__ import annotations
