@@ -10,45 +10,33 @@ import triton
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 
-from vllm_asd.kernels import triton_blocks, triton_charge, triton_verify
+from vllm_asd.kernels import triton_charge, triton_detail, triton_verify
 
 TARGETS = [GPUTarget("cuda", capability, 32) for capability in (80, 90, 100)]
 
-BLOCK_TYPES = {
-    "value_ptr": "*fp32",
-    "id_ptr": "*i64",
-    "best_ptr": "*i64",
+TYPES = {
+    "table_ptr": "*fp64",
+    "logits_ptr": "*bf16",
     "argmax_ptr": "*i64",
-    "draft_sampled_ptr": "*i32",
-    "cu_num_logits_ptr": "*i32",
-    "cu_num_draft_ptr": "*i32",
-    "draft_ids_ptr": "*i64",
-    "free_ptr": "*u8",
-    "largest_regret": "fp32",
-}
-CHARGE_TYPES = {
-    "spent_ptr": "*fp64",
+    "max_ptr": "*fp32",
+    "nan_ptr": "*i8",
+    "draft_ids_ptr": "*i32",
+    "cu_ptr": "*i32",
     "accounts_ptr": "*fp64",
     "slots_ptr": "*i64",
+    "words_ptr": "*i32",
+    "set_ptr": "*i64",
+    "closed_ptr": "*u8",
+    "in_scope_ptr": "*u8",
+    "largest_regret": "fp32",
+    "spent_ptr": "*fp64",
+    "before_ptr": "*fp64",
     "charged_ptr": "*fp64",
     "emitted_ptr": "*i64",
 }
-VERIFY_TYPES = {
-    "counts_ptr": "*i64",
-    "stop_ptr": "*i8",
-    "charged_ptr": "*fp64",
-    "exception_regret_ptr": "*fp64",
-    "target_ids_ptr": "*i64",
-    "argmax_ptr": "*i64",
-    "draft_ids_ptr": "*i32",
-    "cu_num_draft_ptr": "*i32",
-    "remaining_ptr": "*fp64",
-    "gate_ptr": "*fp64",
-    "block_cap_ptr": "*i32",
-    "shadow_ptr": "*u8",
-    "protected_ids_ptr": "*i64",
-    "in_scope_ptr": "*u8",
-}
+# What V1 and a server without scope or guard hand over is None, which Triton takes for a constant.
+V1 = {"MAXIMA": False, "max_ptr": None, "nan_ptr": None, "NUM_BLOCKS": 1}
+V2 = {"MAXIMA": True, "NUM_BLOCKS": 32}
 
 
 def compile_one(kernel: Any, types: dict[str, str], constants: dict[str, Any], num_warps: int) -> int:
@@ -71,17 +59,20 @@ def compile_one(kernel: Any, types: dict[str, str], constants: dict[str, Any], n
 def main() -> None:
     """Compile all of them."""
     count = 0
-    for has_scope, realized in itertools.product((False, True), repeat=2):
-        constants = {"HAS_SCOPE": has_scope, "REALIZED": realized, "WIDTH": 8}
-        count += compile_one(triton_verify._verify_kernel, VERIFY_TYPES, constants, 1)
-    constants = {"HAS_SCOPE": True, "REALIZED": True, "WIDTH": 128}
-    count += compile_one(triton_verify._verify_kernel, VERIFY_TYPES, constants, 4)
-    count += compile_one(triton_blocks._align_kernel, BLOCK_TYPES, {"WIDTH": 8, "NUM_BLOCKS": 32}, 4)
-    count += compile_one(triton_blocks._nan_kernel, BLOCK_TYPES, {"BLOCK": 8192}, 4)
-    count += compile_one(triton_blocks._scan_kernel, BLOCK_TYPES, {"BLOCK": 8192}, 4)
+    for runner, restricted, realized in itertools.product((V1, V2), (False, True), (False, True)):
+        constants = {**runner, "HAS_CLOSED": restricted, "HAS_SCOPE": restricted, "REALIZED": realized}
+        if not restricted:
+            constants |= {"closed_ptr": None, "in_scope_ptr": None}
+        count += compile_one(triton_verify._decide_kernel, TYPES, {**constants, "WIDTH": 8}, 1)
+    constants = {**V2, "HAS_CLOSED": True, "HAS_SCOPE": True, "REALIZED": True, "WIDTH": 128}
+    count += compile_one(triton_verify._decide_kernel, TYPES, constants, 4)
+    count += compile_one(triton_verify._nan_kernel, TYPES, {"BLOCK": 8192, "NUM_BLOCKS": 32}, 4)
+    for maxima in (False, True):
+        constants = {"MAXIMA": maxima, "WIDTH": 8, "BLOCK": 8192}
+        count += compile_one(triton_detail._detail_kernel, TYPES, constants, 4)
     for refills in (False, True):
-        constants = {"REFILLS": refills, "BLOCK": 128}
-        count += compile_one(triton_charge._charge_kernel, CHARGE_TYPES, constants, 4)
+        constants = {"REFILLS": refills, "BLOCK": 128} | ({} if refills else {"emitted_ptr": None})
+        count += compile_one(triton_charge._charge_kernel, TYPES, constants, 4)
     print(f"compiled {count} kernels")
 
 
