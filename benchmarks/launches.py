@@ -51,6 +51,11 @@ class _Operators(TorchDispatchMode):
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
         del types
+        with self:
+            # Under inference mode an operator made of others arrives whole.
+            parts = func.decompose(*args, **(kwargs or {}))
+        if parts is not NotImplemented:
+            return parts
         if not _is_view(func) and not func._schema.name.partition("::")[2].startswith(_ALLOCATIONS):
             self._found[str(func)] += 1
         return func(*args, **(kwargs or {}))
