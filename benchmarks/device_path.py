@@ -23,7 +23,6 @@ from vllm_asd.kernels.outcome import Outcome
 from vllm_asd.slots import SlotTable
 from vllm_asd.telemetry.step_report import StepReport
 
-# Triton's interpreter and its driver for CPUs are of no use here.
 _OUTPUTS = ("table_ptr", "before_ptr", "nan_ptr", "perturbed_ptr")
 
 
@@ -87,7 +86,7 @@ def device_path(
             return start(request_ids, on_device)
 
     with ExitStack() as patches:
-        patches.enter_context(mock.patch.object(dispatch, "_kernels", lambda _: kernels))
+        patches.enter_context(mock.patch.object(dispatch, "_kernels", return_value=kernels))
         patches.enter_context(mock.patch.object(JITFunction, "run", record))
         patches.enter_context(mock.patch.object(SlotTable, "upload", counted_upload))
         patches.enter_context(mock.patch.object(StepReport, "start", start_on_device))

@@ -36,7 +36,7 @@ SETTINGS: dict[str, Server] = {
     "refill": Server(AsdConfig(asd_refill=0.1)),
     "gumbel": Server(AsdConfig(asd_sampling="gumbel")),
 }
-RUNNERS = {"v1": V1Steps, "v2": V2Steps}
+RUNNERS: dict[str, type[V1Steps | V2Steps]] = {"v1": V1Steps, "v2": V2Steps}
 _ALLOCATIONS = ("empty", "new_empty")
 
 
@@ -44,7 +44,7 @@ class _Operators(TorchDispatchMode):
     """Counts what PyTorch would launch."""
 
     def __init__(self, found: Counter[str]) -> None:
-        super().__init__()
+        super().__init__()  # type: ignore[no-untyped-call]
         self._found = found
 
     def __torch_dispatch__(

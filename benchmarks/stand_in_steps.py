@@ -9,6 +9,7 @@ a processor has touched them.
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from types import SimpleNamespace
@@ -156,7 +157,7 @@ class V2Steps:
         def sample(*_: Any) -> Any:
             if any(rows.num_draft):
                 bounds = [0, *first_rows, num_rows]
-                for first, last in zip(bounds, bounds[1:], strict=False):
+                for first, last in itertools.pairwise(bounds):
                     here = slice(int(cu[first]), int(cu[last]))
                     chunk = cu[first : last + 1] - cu[first]
                     self._verify(

@@ -65,7 +65,7 @@ def make_step(num_rows: int, num_draft: int, vocab_size: int, dtype: torch.dtype
     return Step(logits, drafts, cu, num_draft)
 
 
-@triton.jit
+@triton.jit  # type: ignore[untyped-decorator]
 def _scan_kernel(  # type: ignore[no-untyped-def]
     value_ptr,
     id_ptr,
