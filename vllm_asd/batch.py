@@ -104,7 +104,12 @@ class Emitted:
         return (self.padded >= 0).sum(1, dtype=torch.int32)
 
     def first(self, row: int, num_tokens: int) -> Emitted:
-        """The first tokens of one row, as a step of one row."""
+        """The first tokens of one row, as a step of one row.
+
+        It has what this step has: a kernel would be compiled anew for another combination.
+        """
         ids = self.padded[row : row + 1]
         column = torch.arange(ids.shape[1], device=ids.device)
-        return Emitted(ids.masked_fill(column >= num_tokens, -1))
+        one = Emitted(ids.masked_fill(column >= num_tokens, -1))
+        discarded = None if self.discarded is None else torch.zeros_like(self.discarded[row : row + 1])
+        return Emitted(one.ids, None if self.num_tokens is None else one.counts, discarded)

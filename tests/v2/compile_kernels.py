@@ -13,7 +13,7 @@ import triton
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 
-from vllm_asd.kernels import triton_charge, triton_detail, triton_verify
+from vllm_asd.kernels import triton_charge, triton_detail, triton_phases, triton_verify
 
 TARGETS = [GPUTarget("cuda", capability, 32) for capability in (80, 90, 100)]
 
@@ -39,6 +39,18 @@ CHARGE_TYPES = {
     "slots_ptr": "*i64",
     "charged_ptr": "*fp64",
     "emitted_ptr": "*i32",
+}
+
+PHASE_TYPES = {
+    "scope_ptr": "*u8",
+    "draft_ids_ptr": "*i32",
+    "cu_ptr": "*i32",
+    "thinking_ptr": "*u8",
+    "state_ptr": "*fp64",
+    "slots_ptr": "*i64",
+    "ids_ptr": "*i64",
+    "num_tokens_ptr": "*i32",
+    "discarded_ptr": "*u8",
 }
 
 
@@ -106,6 +118,14 @@ def main() -> None:
     for refills in (False, True):
         constants = {"REFILLS": refills, "BLOCK": 128, **absent(emitted=refills)}
         count += compile_one(triton_charge._charge_kernel, CHARGE_TYPES, constants, 4)
+    for first, second in itertools.product((False, True), repeat=2):
+        constants = {"MAXIMA": first, "PER_PHASE": second, "WIDTH": 8}
+        count += compile_one(triton_phases._scope_kernel, PHASE_TYPES, constants, 1)
+        constants = {"HAS_NUM_TOKENS": first, "HAS_DISCARDED": second, "BLOCK": 32}
+        constants |= absent(num_tokens=first, discarded=second)
+        count += compile_one(triton_phases._follow_kernel, PHASE_TYPES, constants, 1)
+    constants = {"MAXIMA": True, "PER_PHASE": False, "WIDTH": 128}
+    count += compile_one(triton_phases._scope_kernel, PHASE_TYPES, constants, 4)
     print(f"compiled {count} kernels")
 
 

@@ -14,10 +14,8 @@ from vllm_asd.config import AsdConfig, RequestLimits
 from vllm_asd.verification import DraftShape
 
 SIZES = (1, 3, 17, 200)
-KERNELS = {
-    V1Steps: {"_decide_kernel", "_charge_kernel"},
-    V2Steps: {"_nan_kernel", "_decide_kernel", "_charge_kernel"},
-}
+COMMON = {"_decide_kernel", "_charge_kernel", "_detail_kernel", "_scope_kernel", "_follow_kernel"}
+KERNELS = {V1Steps: COMMON, V2Steps: COMMON | {"_nan_kernel", "_perturb_kernel"}}
 
 
 def servers() -> Iterator[Server]:
@@ -96,5 +94,4 @@ def test_traffic_compiles_nothing(runner: type[V1Steps | V2Steps]) -> None:
             compiled.update({launch: server for launch in set(launches) - warm})
             seen |= {launch.kernel for launch in launches}
     assert not compiled, f"{len(compiled)}: {next(iter(compiled.items()))}"
-    noise = {"_perturb_kernel"} if runner is V2Steps else set()
-    assert seen == KERNELS[runner] | {"_detail_kernel"} | noise
+    assert seen == KERNELS[runner]
