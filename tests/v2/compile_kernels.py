@@ -13,7 +13,7 @@ import triton
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 
-from vllm_asd.kernels import triton_charge, triton_detail, triton_phases, triton_verify
+from vllm_asd.kernels import triton_charge, triton_detail, triton_guards, triton_phases, triton_verify
 
 TARGETS = [GPUTarget("cuda", capability, 32) for capability in (80, 90, 100)]
 
@@ -41,16 +41,19 @@ CHARGE_TYPES = {
     "emitted_ptr": "*i32",
 }
 
-PHASE_TYPES = {
-    "scope_ptr": "*u8",
-    "draft_ids_ptr": "*i32",
-    "cu_ptr": "*i32",
-    "thinking_ptr": "*u8",
+FOLLOW_TYPES = {
     "state_ptr": "*fp64",
     "slots_ptr": "*i64",
     "ids_ptr": "*i64",
     "num_tokens_ptr": "*i32",
     "discarded_ptr": "*u8",
+    "table_ptr": "*fp64",
+}
+PHASE_TYPES = FOLLOW_TYPES | {
+    "scope_ptr": "*u8",
+    "draft_ids_ptr": "*i32",
+    "cu_ptr": "*i32",
+    "thinking_ptr": "*u8",
 }
 
 
@@ -124,6 +127,8 @@ def main() -> None:
         constants = {"HAS_NUM_TOKENS": first, "HAS_DISCARDED": second, "BLOCK": 32}
         constants |= absent(num_tokens=first, discarded=second)
         count += compile_one(triton_phases._follow_kernel, PHASE_TYPES, constants, 1)
+        del constants["BLOCK"]
+        count += compile_one(triton_guards._guard_kernel, FOLLOW_TYPES, constants, 1)
     constants = {"MAXIMA": True, "PER_PHASE": False, "WIDTH": 128}
     count += compile_one(triton_phases._scope_kernel, PHASE_TYPES, constants, 4)
     print(f"compiled {count} kernels")

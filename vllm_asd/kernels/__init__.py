@@ -7,11 +7,13 @@ from vllm_asd.kernels.dispatch import (
     charge_accounts,
     draft_scope,
     exception_details,
+    follow_guards,
     follow_phases,
     load,
     verify_drafts,
     verify_maxima,
 )
+from vllm_asd.kernels.guards import follow_guards_reference
 from vllm_asd.kernels.gumbel import add_gumbel_noise
 from vllm_asd.kernels.outcome import NUM_SCALARS, Column, Outcome
 from vllm_asd.kernels.phases import ThinkMarkers, draft_scope_reference, follow_phases_reference
@@ -35,6 +37,8 @@ __all__ = [
     "draft_scope_reference",
     "exception_details",
     "exception_details_reference",
+    "follow_guards",
+    "follow_guards_reference",
     "follow_phases",
     "follow_phases_reference",
     "load",

@@ -13,6 +13,7 @@ from torch import Tensor
 from vllm_asd.kernels.blocks import MaximaBlocks, verify_maxima_reference
 from vllm_asd.kernels.charge import charge_accounts_reference
 from vllm_asd.kernels.detail import exception_details_reference
+from vllm_asd.kernels.guards import follow_guards_reference
 from vllm_asd.kernels.outcome import Outcome
 from vllm_asd.kernels.phases import ThinkMarkers, draft_scope_reference, follow_phases_reference
 from vllm_asd.kernels.verify import DraftBlocks, RowLimits, verify_drafts_reference
@@ -31,6 +32,9 @@ class _Kernels(NamedTuple):
     follow_phases: Callable[
         [Tensor, Tensor, Tensor, Tensor | None, Tensor | None, Tensor, ThinkMarkers], None
     ] = follow_phases_reference
+    follow_guards: Callable[[Tensor, Tensor, Tensor, Tensor | None, Tensor | None, Outcome | None], None] = (
+        follow_guards_reference
+    )
 
 
 _REFERENCE = _Kernels()
@@ -82,6 +86,18 @@ def follow_phases(
     kernels.follow_phases(state, slots, ids, num_tokens, discarded, thinking, markers)
 
 
+def follow_guards(
+    state: Tensor,
+    slots: Tensor,
+    ids: Tensor,
+    num_tokens: Tensor | None,
+    discarded: Tensor | None,
+    outcome: Outcome | None,
+) -> None:
+    """Show guards what a step emitted; :func:`follow_guards_reference`'s contract, with the same bits."""
+    _kernels(state.device.type).follow_guards(state, slots, ids, num_tokens, discarded, outcome)
+
+
 def load(device: torch.device) -> None:
     """Import, and on a CPU compile, what runs on a device: no request should wait for it."""
     _kernels(device.type)
@@ -106,7 +122,13 @@ def _load_cpu() -> _Kernels:
 
 def _load_triton() -> _Kernels:
     try:
-        from vllm_asd.kernels import triton_charge, triton_detail, triton_phases, triton_verify
+        from vllm_asd.kernels import (
+            triton_charge,
+            triton_detail,
+            triton_guards,
+            triton_phases,
+            triton_verify,
+        )
     except ImportError as error:
         logger.warning("ASD: decides in plain torch, with more launches per step: %s", error)
         return _REFERENCE
@@ -117,4 +139,5 @@ def _load_triton() -> _Kernels:
         details=triton_detail.exception_details_triton,
         draft_scope=triton_phases.draft_scope_triton,
         follow_phases=triton_phases.follow_phases_triton,
+        follow_guards=triton_guards.follow_guards_triton,
     )

@@ -14,7 +14,14 @@ from vllm_asd.config import AsdConfig, RequestLimits
 from vllm_asd.verification import DraftShape
 
 SIZES = (1, 3, 17, 200)
-COMMON = {"_decide_kernel", "_charge_kernel", "_detail_kernel", "_scope_kernel", "_follow_kernel"}
+COMMON = {
+    "_decide_kernel",
+    "_charge_kernel",
+    "_detail_kernel",
+    "_scope_kernel",
+    "_follow_kernel",
+    "_guard_kernel",
+}
 KERNELS = {V1Steps: COMMON, V2Steps: COMMON | {"_nan_kernel", "_perturb_kernel"}}
 
 
