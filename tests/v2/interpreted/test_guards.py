@@ -32,6 +32,10 @@ def test_watching(layout: str, device: torch.device) -> None:
     expected = state.clone()
     # Loops of every period up to 9 in some rows, in others tokens that never come again.
     position = torch.zeros(NUM_SLOTS + 1, dtype=torch.int64)
+
+    def on_device(values: torch.Tensor | None) -> torch.Tensor | None:
+        return None if values is None else values.to(device)
+
     guarded: set[float] = set()
     for step in range(STEPS):
         slots = torch.randperm(NUM_SLOTS, generator=generator)[:9] + 1
@@ -56,11 +60,11 @@ def test_watching(layout: str, device: torch.device) -> None:
             count = count.masked_fill(torch.rand(len(slots), generator=generator) < 0.1, 0)
             num_tokens = count.to(torch.int32)
         position[slots] += count
-        moved = [None if x is None else x.to(device) for x in (slots, ids, num_tokens, discarded)]
+        emitted = (ids.to(device), on_device(num_tokens), on_device(discarded))
         mine = None if outcome is None else Outcome(outcome.table.to(device, copy=True), WIDTH)
         reference = None if outcome is None else Outcome(outcome.table.to(device, copy=True), WIDTH)
-        triton_guards.follow_guards_triton(state, *moved, mine)
-        follow_guards_reference(expected, *moved, reference)  # type: ignore[arg-type]
+        triton_guards.follow_guards_triton(state, slots.to(device), *emitted, mine)
+        follow_guards_reference(expected, slots.to(device), *emitted, reference)
         assert torch.equal(state, expected)
         if mine is not None and reference is not None:
             assert torch.equal(mine.table.nan_to_num(-7), reference.table.nan_to_num(-7))
