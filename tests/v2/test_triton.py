@@ -32,7 +32,7 @@ def test_the_seam_fits_the_other_versions_kernels(tmp_path: Path) -> None:
     path = [environment["PYTHONPATH"], os.environ["VLLM_ASD_OTHER_VLLM"]]
     environment["PYTHONPATH"] = os.pathsep.join(path)
     arguments = ["pytest", "-q", "-p", "no:cacheprovider", "tests/v2/interpreted/test_vllm_kernels.py"]
-    assert "18 passed" in run_module(arguments, environment, tmp_path / "pytest.log")
+    assert "4 passed" in run_module(arguments, environment, tmp_path / "pytest.log")
 
 
 @pytest.mark.slow
@@ -41,7 +41,7 @@ def test_the_kernels_compile_for_gpus_that_are_not_here(tmp_path: Path) -> None:
     environment = {**os.environ, "TRITON_CACHE_DIR": str(tmp_path / "cache")}
     environment.pop("TRITON_INTERPRET", None)
     report = run_module(["tests.v2.compile_kernels"], environment, tmp_path / "compile.log")
-    assert "compiled 42 kernels" in report
+    assert "compiled 129 kernels" in report
 
 
 @pytest.mark.slow
