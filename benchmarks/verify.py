@@ -39,6 +39,7 @@ from vllm.v1.sample.sampler import Sampler
 from vllm.v1.spec_decode.metadata import SpecDecodeMetadata
 
 from vllm_asd import AsdConfig
+from vllm_asd.kernels import Column
 from vllm_asd.upstream import v1_runner
 from vllm_asd.upstream.patching import APPLIED
 
@@ -129,9 +130,11 @@ def make_step(
     return logits, metadata
 
 
-def attach(runner: Runner) -> None:
+def attach(runner: Runner, num_draft: int, vocab_size: int) -> None:
     """Attach the seam as the plugin does, and admit the batch."""
     vllm_config = SimpleNamespace(
+        speculative_config=SimpleNamespace(num_speculative_tokens=num_draft),
+        model_config=SimpleNamespace(get_vocab_size=lambda: vocab_size),
         scheduler_config=SimpleNamespace(max_num_seqs=len(runner.input_batch.req_ids)),
         observability_config=SimpleNamespace(per_request_spec_decode_metrics=None),
     )
@@ -214,12 +217,12 @@ def run_case(num_rows: int, num_draft: int, vocab_size: int, args: argparse.Name
     logits, metadata = make_step(num_rows, num_draft, vocab_size, getattr(torch, args.dtype))
     native, asd = Runner(logits, metadata), Runner(logits, metadata)
     native_kernel = rejection_sampler._rejection_greedy_sample
-    attach(asd)
+    attach(asd, num_draft, vocab_size)
     try:
         kernels = (native_kernel, rejection_sampler._rejection_greedy_sample)
         result = compare(native, asd, kernels, args.seconds)
         rejection_sampler._rejection_greedy_sample = kernels[1]
-        blocks = asd.step().asd_blocks.values()
+        blocks = asd.step().asd_blocks
         parts = time_parts(asd, 5 * result["rounds"] if num_rows == 1 else 20)
     finally:
         APPLIED.undo_all()
@@ -233,7 +236,7 @@ def run_case(num_rows: int, num_draft: int, vocab_size: int, args: argparse.Name
         "parts_us": parts,
         "rule_share": round(sum(parts.values()) / result["asd_us"]["median"], 4),
         "floor_argmax_us": round(floor_us, 1),
-        "exceptions_per_block": sum(len(block.exceptions) for block in blocks) / num_rows,
+        "exceptions_per_block": float(blocks.column(Column.EXCEPTIONS).sum()) / num_rows,
     }
 
 

@@ -2,7 +2,7 @@
 
 With vLLM installed both sides run its ``rejection_sample``; without, a stand-in of the same shape: one pass
 that leaves block maxima, then the comparison. The ASD side is all that the plugin does between and around:
-aligning, looking for NaN in near misses, deciding, charging, and sending the report off.
+looking for NaN in near misses, deciding, charging, and sending the report off.
 
     python benchmarks/verify_triton.py --output benchmarks/results/verify-gpu.json
 
@@ -27,14 +27,15 @@ from typing import Any, NamedTuple
 
 import torch
 import triton
+import triton.language as tl
 from torch import Tensor
-from vllm_asd.kernels.triton_blocks import align, scan_blocks
 
 from vllm_asd import AsdConfig
-from vllm_asd.kernels import BlockMaxima
+from vllm_asd.kernels import Column
+from vllm_asd.kernels.blocks import VOCAB_BLOCK
 from vllm_asd.upstream.v2_kernels import REJECTION_KERNEL, RelaxedRejectionKernel
 from vllm_asd.upstream.v2_runner import V2Seam
-from vllm_asd.verification import Verifier
+from vllm_asd.verification import DraftShape, Verifier
 
 SCHEMA = "vllm-asd/benchmark-verify-triton/1"
 # Enough never to run out while measuring: an exhausted request would cost less.
@@ -64,6 +65,46 @@ def make_step(num_rows: int, num_draft: int, vocab_size: int, dtype: torch.dtype
     return Step(logits, drafts, cu, num_draft)
 
 
+@triton.jit  # type: ignore[untyped-decorator]
+def _scan_kernel(  # type: ignore[no-untyped-def]
+    value_ptr,
+    id_ptr,
+    logits_ptr,
+    logits_stride,
+    vocab_size,
+    num_blocks,
+    BLOCK: tl.constexpr,
+):
+    row = tl.program_id(0).to(tl.int64)
+    block = tl.program_id(1)
+    token = block * BLOCK + tl.arange(0, BLOCK)
+    logits = tl.load(
+        logits_ptr + row * logits_stride + token, mask=token < vocab_size, other=float("-inf")
+    ).to(tl.float32)
+    value, index = tl.max(logits, axis=0, return_indices=True)
+    tl.store(value_ptr + row * num_blocks + block, value)
+    tl.store(id_ptr + row * num_blocks + block, (block * BLOCK + index).to(tl.int64))
+
+
+def scan_blocks(logits: Tensor) -> tuple[Tensor, Tensor]:
+    """The one pass over the logits, as vLLM's first kernel makes it.
+
+    Args:
+        logits: [N, V] float.
+
+    Returns:
+        The maxima [N, B] float32 and their tokens [N, B] int64.
+    """
+    num_rows, vocab_size = logits.shape
+    num_blocks = triton.cdiv(vocab_size, VOCAB_BLOCK)
+    value = logits.new_empty(num_rows, num_blocks, dtype=torch.float32)
+    token_id = logits.new_empty(num_rows, num_blocks, dtype=torch.int64)
+    _scan_kernel[(num_rows, num_blocks)](
+        value, token_id, logits, logits.stride(0), vocab_size, num_blocks, BLOCK=VOCAB_BLOCK
+    )
+    return value, token_id
+
+
 class StandIn:
     """The native path's shape in plain Triton and torch, where vLLM is not installed."""
 
@@ -80,24 +121,21 @@ class StandIn:
         del grid
         return self._compare
 
-    def _compare(self, sampled: Tensor, logits: Tensor, ids: Tensor, values: Tensor, *rest: Tensor) -> None:
+    def _compare(self, logits: Tensor, ids: Tensor, values: Tensor, drafts: Tensor, cu: Tensor) -> None:
         del logits
-        aligned = align(BlockMaxima(values, ids), rest[0], rest[1], sampled.shape[1])
-        shape = sampled.shape
-        match = (aligned.argmax == aligned.draft_ids).view(shape)
-        self.num_sampled = match.cumprod(1).sum(1) + 1
-        sampled.copy_(aligned.argmax.view(shape))
+        best = values.argmax(1, keepdim=True)
+        self.sampled = ids.gather(1, best).view(cu.shape[0] - 1, -1)
+        match = self.sampled[:, :-1] == drafts.view(self.sampled.shape)[:, 1:]
+        self.num_sampled = match.cumprod(1).sum(1, dtype=torch.int32) + 1
 
     def sample(self) -> tuple[Any, Tensor]:
         """One verification."""
         step = self.step
-        maxima = scan_blocks(step.logits)
-        num_rows = step.cu_num_logits.shape[0] - 1
-        sampled = step.cu_num_logits.new_empty(num_rows, step.num_draft + 1, dtype=torch.int64)
-        self.kernel[(num_rows,)](
-            sampled, step.logits, maxima.token_id, maxima.value, step.draft_sampled, step.cu_num_logits
+        values, ids = scan_blocks(step.logits)
+        self.kernel[(step.cu_num_logits.shape[0] - 1,)](
+            step.logits, ids, values, step.draft_sampled, step.cu_num_logits
         )
-        return SimpleNamespace(sampled_token_ids=sampled), self.num_sampled
+        return SimpleNamespace(sampled_token_ids=self.sampled), self.num_sampled
 
     def use(self, kernel: Any) -> Any:
         """Exchange the second kernel; returns the one before."""
@@ -147,7 +185,10 @@ def asd_side(native: StandIn | Vllm) -> Callable[[], Any]:
     """One step with the seam around it, as the runner's ``sample`` has it."""
     step = native.step
     ids = [f"request-{row}" for row in range(step.cu_num_logits.shape[0] - 1)]
-    seam = V2Seam(Verifier(CONFIG, step.logits.device, len(ids)))
+    shape = DraftShape(step.num_draft, step.logits.shape[1])
+    runner = SimpleNamespace(device=step.logits.device, dtype=step.logits.dtype)
+    seam = V2Seam(runner, Verifier(CONFIG, runner.device, len(ids), shape))
+    seam.warm_up()
     for request_id in ids:
         seam.verifier.admit(request_id, CONFIG.limits, stop_ids=[0])
     batch = SimpleNamespace(req_ids=ids)
@@ -214,7 +255,7 @@ def run_case(num_rows: int, args: argparse.Namespace, clock: Clock, source: type
         times[1].extend((b1, b2))
         ratios.append((b1[0] + b2[0]) / (a1[0] + a2[0]))
     strict, asd = ([statistics.median(column) for column in zip(*side, strict=True)] for side in times)
-    blocks = sides[1]().resolve().values()
+    blocks = sides[1]().resolve()
     floor = floor_us(step, clock)
     return {
         "rows": num_rows,
@@ -225,7 +266,7 @@ def run_case(num_rows: int, args: argparse.Namespace, clock: Clock, source: type
         "asd_host_us": round(asd[1], 2),
         "floor_us": round(floor, 2),
         "asd_over_floor": round(asd[0] / floor, 4),
-        "exceptions_per_block": sum(len(block.exceptions) for block in blocks) / num_rows,
+        "exceptions_per_block": float(blocks.column(Column.EXCEPTIONS).sum()) / num_rows,
     }
 
 

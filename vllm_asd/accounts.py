@@ -13,9 +13,9 @@ import torch
 from torch import Tensor
 
 from vllm_asd.config import AsdConfig, RequestLimits
-from vllm_asd.kernels import Column, DraftBlocks, MaximaBlocks, Outcome, padded_drafts
+from vllm_asd.kernels import Column, DraftBlocks, MaximaBlocks, Outcome, draft_scope
 from vllm_asd.ledger import RegretLedger
-from vllm_asd.phase import PhaseTable, ThinkMarkers, before_marker, in_reasoning, starts_thinking
+from vllm_asd.phase import PhaseTable, ThinkMarkers, starts_thinking
 
 if TYPE_CHECKING:
     from vllm_asd.batch import Emitted
@@ -124,10 +124,7 @@ class Accounts:
         """Where exceptions may be made: [R, width] bool, or None for everywhere."""
         if self.markers is None or rows.thinking is None:
             return None
-        draft_ids = padded_drafts(blocks, width)
-        if self.per_phase:
-            return before_marker(draft_ids, self.markers)
-        return in_reasoning(draft_ids, rows.thinking, self.markers)
+        return draft_scope(blocks, rows.thinking, self.markers, self.per_phase, width)
 
     @property
     def reads_output(self) -> bool:
@@ -147,7 +144,8 @@ class Accounts:
             credited.
         """
         if self.markers is not None and rows.phase_slots is not None and rows.thinking is not None:
-            self._phases.follow(rows.phase_slots, emitted.padded, self.markers, rows.thinking)
+            tokens_of = (emitted.num_tokens, emitted.discarded)
+            self._phases.follow(rows.phase_slots, emitted.ids, self.markers, rows.thinking, *tokens_of)
         tokens = emitted.counts if self._refills else None
         if outcome is not None:
             charged, spent = outcome.column(Column.CHARGED), outcome.column(Column.SPENT)

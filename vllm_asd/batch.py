@@ -78,7 +78,7 @@ class Emitted:
 
     Attributes:
         ids: [R, W] int, in order. After ``num_tokens`` of a row anything; without it, -1.
-        num_tokens: [R] int, or None.
+        num_tokens: [R] int32, or None.
         discarded: [R] bool, rows whose tokens vLLM throws away (partial prefills), or None.
     """
 
@@ -97,13 +97,22 @@ class Emitted:
 
     @cached_property
     def counts(self) -> Tensor:
-        """[R] int, tokens per row."""
+        """[R] int32, tokens per row."""
         if self.num_tokens is not None and self.discarded is None:
             return self.num_tokens
-        return (self.padded >= 0).sum(1)
+        # As V2 counts them: another type, after a step taken back, would compile the charge anew.
+        return (self.padded >= 0).sum(1, dtype=torch.int32)
 
     def first(self, row: int, num_tokens: int) -> Emitted:
-        """The first tokens of one row, as a step of one row."""
-        ids = self.padded[row : row + 1]
+        """The first tokens of one row, as a step of one row.
+
+        Not of a discarded row, of which none is kept: by now vLLM has overwritten ``discarded`` on V1. The
+        result has what this step has: a kernel would be compiled anew for another combination.
+        """
+        ids = self.ids[row : row + 1]
+        if self.num_tokens is not None:
+            ids = Emitted(ids, self.num_tokens[row : row + 1]).padded
         column = torch.arange(ids.shape[1], device=ids.device)
-        return Emitted(ids.masked_fill(column >= num_tokens, -1))
+        one = Emitted(ids.masked_fill(column >= num_tokens, -1))
+        discarded = None if self.discarded is None else torch.zeros_like(self.discarded[row : row + 1])
+        return Emitted(one.ids, None if self.num_tokens is None else one.counts, discarded)

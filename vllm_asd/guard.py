@@ -5,20 +5,11 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from vllm_asd.policy.guard import (
-    CLUSTER_WINDOW,
-    LONGEST_PERIOD,
-    extend_runs,
-    is_clustered,
-    is_looping,
-    shift_in,
-)
+from vllm_asd.kernels import Outcome, follow_guards
+from vllm_asd.kernels.guards import GUARD_WIDTHS, advance_guards
 from vllm_asd.slots import SlotTable
 
-# Columns of the state: the latch, then these. A token is kept as its id plus one, so that zeros are an
-# empty output.
-_WIDTHS = (LONGEST_PERIOD, LONGEST_PERIOD, CLUSTER_WINDOW)
-_EMPTY = (0.0,) * (1 + sum(_WIDTHS))
+_EMPTY = (0.0,) * (1 + sum(GUARD_WIDTHS))
 
 
 class GuardedRows(NamedTuple):
@@ -67,41 +58,20 @@ class GuardTable(SlotTable):
         exceptions: Tensor | None = None,
         shadow_tokens: Tensor | None = None,
     ) -> Tensor:
-        """Add what a step emitted, and trip the guards of the outputs that now loop or hold a cluster.
-
-        Under shadow the emitted tokens are strict's and hold no exception. Loops are then looked for in that
-        text, and clusters in what would have been emitted: the block's exceptions, over its tokens. Behind
-        the first exception that is a forecast, as all of shadow's figures are.
-
-        Args:
-            slots: [R] int64, from :meth:`slots`; distinct, except that 0 may occur any number of times.
-            emitted_ids: [R, E] int, the step's tokens in order, padded with -1; a row of a partial prefill,
-                or one that vLLM discards, has none.
-            exceptions: [R, K] bool, draft positions at which an exception was kept, or None when the step
-                verified no drafts.
-            shadow_tokens: [R] int, at most E: tokens of the block had it been enforced, for rows under
-                shadow; -1 for the others. None when all are.
+        """Add what a step emitted: :func:`vllm_asd.kernels.guards.advance_guards`.
 
         Returns:
             [R] bool, :meth:`tripped` from now on.
         """
-        width = emitted_ids.shape[1]
-        emitted = torch.where(slots.unsqueeze(1) > 0, emitted_ids, -1)
-        count = (emitted >= 0).sum(1)
-        latch, recent, runs, flags = torch.split(self._state.index_select(0, slots), [1, *_WIDTHS], dim=1)
+        return advance_guards(self._state, slots, emitted_ids, exceptions, shadow_tokens)
 
-        tokens = (emitted + 1).to(torch.float64)
-        runs = extend_runs(runs, recent, tokens, count)
-        recent = shift_in(recent, tokens, count)
-        if exceptions is None:
-            marks = torch.zeros_like(tokens)
-        else:
-            marks = torch.nn.functional.pad(exceptions.to(torch.float64), (0, width - exceptions.shape[1]))
-        if shadow_tokens is not None:
-            count = torch.where((shadow_tokens >= 0) & (count > 0), shadow_tokens, count)
-        flags = shift_in(flags, marks, count)
-
-        tripped = (latch.squeeze(1) != 0) | is_looping(runs) | is_clustered(flags)
-        latch = tripped.to(torch.float64).unsqueeze(1)
-        self._state[slots] = torch.cat((latch, recent, runs, flags), dim=1)
-        return tripped
+    def settle(
+        self,
+        slots: Tensor,
+        ids: Tensor,
+        num_tokens: Tensor | None,
+        discarded: Tensor | None,
+        outcome: Outcome | None,
+    ) -> None:
+        """Add what a step emitted and write the report's column; see :func:`follow_guards`."""
+        follow_guards(self._state, slots, ids, num_tokens, discarded, outcome)

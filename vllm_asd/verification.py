@@ -336,14 +336,8 @@ class Verifier:
             [R, 2] float64, see :meth:`Accounts.settle`.
         """
         if guarded is not None:
-            exceptions = shadow_tokens = None
-            if outcome is not None:
-                exceptions = outcome.exception_regret >= 0
-                shadow = outcome.column(Column.SHADOW) != 0
-                shadow_tokens = torch.where(shadow, outcome.counts(Column.ACCEPTED) + 1, -1)
-            tripped = self._guards.follow(guarded.slots, emitted.padded, exceptions, shadow_tokens)
-            if outcome is not None:
-                outcome.column(Column.GUARD).copy_(guarded.tripped.to(torch.int8) + tripped)
+            tokens = (emitted.ids, emitted.num_tokens, emitted.discarded)
+            self._guards.settle(guarded.slots, *tokens, outcome)
         before = self._accounts.settle(accounts, outcome, emitted)
         if outcome is not None and self._accounts.per_phase and accounts.thinking is not None:
             outcome.column(Column.THINKING).copy_(accounts.thinking)

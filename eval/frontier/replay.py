@@ -7,10 +7,11 @@ import torch
 
 from eval.frontier.arms import Arm
 from eval.frontier.rules import Rule
-from vllm_asd.kernels import DraftBlocks, Outcome, RowLimits, row_positions
+from vllm_asd.kernels import Column, DraftBlocks, Outcome, RowLimits, row_positions
 
-Decide = Callable[[DraftBlocks, RowLimits, list[Rule]], Outcome]
+Decide = Callable[[DraftBlocks, RowLimits, Outcome, list[Rule]], None]
 COLUMNS = ("rounds", "accepted", "strict", "exceptions", "regret")
+_SUMMED = [Column.NUM_DRAFT, Column.ACCEPTED, Column.STRICT_ACCEPTED, Column.EXCEPTIONS, Column.CHARGED]
 
 
 class Replay:
@@ -46,15 +47,10 @@ class Replay:
         longest = max(len(stop_ids[row]) for row in keys)
         protected = [stop_ids[row] + [-1] * (longest - len(stop_ids[row])) for row in keys]
         for arm in self._arms:
-            outcome = self._decide(part, _limits(arm, protected), [arm.rule] * len(keys))
-            columns = zip(
-                outcome.num_draft.tolist(),
-                outcome.accepted.tolist(),
-                outcome.strict_accepted.tolist(),
-                outcome.exceptions.tolist(),
-                outcome.charged.tolist(),
-                strict=True,
-            )
+            outcome = Outcome.empty(len(keys), part.width, 0, part.logits.device)
+            limits = _limits(arm, protected, part.logits.shape[1])
+            self._decide(part, limits, outcome, [arm.rule] * len(keys))
+            columns = outcome.table[:, _SUMMED].tolist()
             for key, (num_draft, *counts) in zip(keys.values(), columns, strict=True):
                 if num_draft:
                     sums = self.sums.setdefault(key, defaultdict(lambda: [0.0] * len(COLUMNS)))[arm.name]
@@ -76,15 +72,14 @@ def _rows(blocks: DraftBlocks, picked: list[int]) -> DraftBlocks:
     )
 
 
-def _limits(arm: Arm, protected: list[list[int]]) -> RowLimits:
+def _limits(arm: Arm, protected: list[list[int]], vocab_size: int) -> RowLimits:
     number = len(protected)
-    return RowLimits(
+    return RowLimits.of(
         remaining=torch.full((number,), float(arm.limits["asd_budget"]), dtype=torch.float64),
         gate=torch.full((number,), float(arm.limits["asd_gate"]), dtype=torch.float64),
         block_cap=torch.full((number,), int(arm.limits["asd_block_cap"]), dtype=torch.int32),
         # Under shadow nothing is rewritten.
         shadow=torch.ones(number, dtype=torch.bool),
         protected_ids=torch.tensor(protected, dtype=torch.int64).view(number, -1),
-        in_scope=None,
-        pricing="remaining",
+        vocab_size=vocab_size,
     )

@@ -16,14 +16,15 @@ from eval.frontier.arms import STRICT, Arm
 from eval.frontier.replay import Replay
 from eval.frontier.rules import LookAhead, Mismatches, Rule, Tolerance, Walk
 from vllm_asd import verification
-from vllm_asd.kernels import DraftBlocks, Outcome, RowLimits, pad_rows, row_positions, score_drafts
+from vllm_asd.kernels import Column, DraftBlocks, Outcome, RowLimits, pad_rows, row_positions, score_drafts
+from vllm_asd.kernels.accounts import GATE
 from vllm_asd.policy.lookahead import best_prefix
 from vllm_asd.policy.pricing import in_draft, tokens_at_stake
 from vllm_asd.upstream.scheduled import stop_ids
 
 KEY = "frontier_key"
 
-_Verify = Callable[[DraftBlocks, RowLimits], Outcome]
+_Verify = Callable[[DraftBlocks, RowLimits, Outcome], None]
 
 
 class Block(NamedTuple):
@@ -69,47 +70,48 @@ class RulePerRequest:
         self._rules.pop(request_id, None)
         self._stop_ids.pop(request_id, None)
 
-    def __call__(self, blocks: DraftBlocks, rows: RowLimits) -> Outcome:
+    def __call__(self, blocks: DraftBlocks, rows: RowLimits, outcome: Outcome) -> None:
         """Decide one step; ``verify_drafts``'s contract.
 
         Raises:
             RuntimeError: The step does not bring all rows of the batch at once, as V1 does.
         """
         ids = self._request_ids()
-        if len(ids) != rows.remaining.shape[0]:
-            raise RuntimeError(f"a step of {rows.remaining.shape[0]} rows in a batch of {len(ids)}")
+        if len(ids) != blocks.num_rows:
+            raise RuntimeError(f"a step of {blocks.num_rows} rows in a batch of {len(ids)}")
         controls = {row: key for row, i in enumerate(ids) if (key := self._key(i)).split(" ")[0] == STRICT}
         self.replay.observe(controls, {row: self._stop_ids[ids[row]] for row in controls}, blocks)
-        outcome = self._decide(
-            blocks, rows, [self._rules[i][1] if i in self._rules else Walk(rows.pricing) for i in ids]
-        )
-        columns = (outcome.num_draft.tolist(), outcome.accepted.tolist(), outcome.strict_accepted.tolist())
+        rules = [self._rules[i][1] if i in self._rules else Walk(rows.pricing) for i in ids]
+        self._decide(blocks, rows, outcome, rules)
+        names = (Column.NUM_DRAFT, Column.ACCEPTED, Column.STRICT_ACCEPTED)
+        columns = (outcome.counts(name).tolist() for name in names)
         for request_id, num_draft, accepted, strict in zip(ids, *columns, strict=True):
             if num_draft and request_id in self._rules:
                 self.blocks[self._key(request_id)].append(Block(accepted, strict))
-        return outcome
 
     def _key(self, request_id: str) -> str:
         return self._rules[request_id][0] if request_id in self._rules else ""
 
-    def _decide(self, blocks: DraftBlocks, rows: RowLimits, rules: list[Rule]) -> Outcome:
-        return _verify(self._native, blocks, _with_rules(blocks, rows, rules), rules)
+    def _decide(self, blocks: DraftBlocks, rows: RowLimits, outcome: Outcome, rules: list[Rule]) -> None:
+        blocks = blocks._replace(width=outcome.width)
+        _verify(self._native, blocks, _with_rules(blocks, rows, rules), outcome, rules)
 
 
-def _verify(native: _Verify, blocks: DraftBlocks, rows: RowLimits, rules: list[Rule]) -> Outcome:
-    """Decide the rows by the plugin's kernel, once per pricing; a row without budget is left as it is."""
+def _verify(
+    native: _Verify, blocks: DraftBlocks, rows: RowLimits, outcome: Outcome, rules: list[Rule]
+) -> None:
+    """Decide the rows by the plugin's kernel, once per pricing; a closed row is left as it is."""
     realized = torch.tensor([rule == Walk("realized") for rule in rules])
-    others = rows._replace(remaining=rows.remaining.masked_fill(realized, 0), pricing="remaining")
-    outcome = native(blocks, others)
-    if not realized.any():
-        return outcome
-    these = rows._replace(remaining=rows.remaining.masked_fill(~realized, 0), pricing="realized")
-    columns = zip(native(blocks, these), outcome, strict=True)
-    return Outcome(*(torch.where(_like(realized, one), one, other) for one, other in columns))
+    native(blocks, _but(rows, realized)._replace(pricing="remaining"), outcome)
+    if realized.any():
+        other = Outcome(outcome.table.clone(), outcome.width)
+        native(blocks, _but(rows, ~realized)._replace(pricing="realized"), other)
+        outcome.table[realized] = other.table[realized]
 
 
-def _like(mask: Tensor, column: Tensor) -> Tensor:
-    return mask if column.ndim == 1 else mask.unsqueeze(1)
+def _but(rows: RowLimits, closed: Tensor) -> RowLimits:
+    """The same limits with more rows closed."""
+    return rows._replace(closed=closed if rows.closed is None else rows.closed | closed)
 
 
 def _with_rules(blocks: DraftBlocks, rows: RowLimits, rules: list[Rule]) -> RowLimits:
@@ -125,9 +127,12 @@ def _with_rules(blocks: DraftBlocks, rows: RowLimits, rules: list[Rule]) -> RowL
             scope &= _within_best_prefix(scored, rows) | ~picked.unsqueeze(1)
         elif isinstance(rule, Tolerance):
             scope &= _tolerated(rule, blocks, scored, picked) | ~picked.unsqueeze(1)
-    gate = rows.gate.index_fill(0, torch.tensor(chosen), torch.inf)
-    # A gate of 0 is strict, whatever the rule.
-    return rows._replace(in_scope=scope, gate=torch.where(rows.gate > 0, gate, rows.gate))
+    # In a copy: the accounts are the ledger's. A gate of 0 is strict, whatever the rule.
+    accounts = rows.accounts.clone()
+    slots = rows.slots[chosen]
+    gate = accounts[slots, GATE]
+    accounts[slots, GATE] = torch.where(gate > 0, torch.inf, gate)
+    return rows._replace(in_scope=scope, accounts=accounts)
 
 
 class _Scored(NamedTuple):
@@ -144,8 +149,7 @@ def _score(blocks: DraftBlocks, rows: RowLimits) -> _Scored:
     ids = pad_rows(blocks.draft_ids, cu, width, -1).to(torch.int64)
     targets = pad_rows(blocks.argmax, cu, width, -1)
     num_draft = ((ids >= 0) & (ids < blocks.logits.shape[1])).cumprod(1).sum(1)
-    sets = rows.protected_ids.unsqueeze(1)
-    refused = ((ids.unsqueeze(2) == sets) | (targets.unsqueeze(2) == sets)).any(2)
+    refused = rows.protected.hold(ids) | rows.protected.hold(targets)
     if rows.in_scope is not None:
         refused |= ~rows.in_scope
     regret = pad_rows(scores.regret, cu, width, torch.inf).masked_fill(refused, torch.inf)

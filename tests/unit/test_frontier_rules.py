@@ -15,7 +15,8 @@ from eval.frontier.seam import KEY, RulePerRequest, install
 from tests import v1_step
 from vllm_asd import verification
 from vllm_asd.config import AsdConfig
-from vllm_asd.kernels import DraftBlocks, Outcome, RowLimits, verify_drafts, verify_drafts_reference
+from vllm_asd.kernels import Column, DraftBlocks, Outcome, RowLimits, verify_drafts, verify_drafts_reference
+from vllm_asd.kernels.accounts import BLOCK_CAP, BUDGET, GATE, REMAINING
 
 torch.set_num_threads(1)
 
@@ -91,7 +92,7 @@ def step(rng: random.Random, num_rows: int, width: int) -> tuple[DraftBlocks, Ro
         cu_num_draft=torch.tensor(lengths).cumsum(0).to(torch.int32),
         width=width,
     )
-    limits = RowLimits(
+    limits = RowLimits.of(
         remaining=torch.tensor(
             [rng.choice([0.0, 1.0, 1e6, 1e6]) for _ in range(num_rows)], dtype=torch.float64
         ),
@@ -101,8 +102,7 @@ def step(rng: random.Random, num_rows: int, width: int) -> tuple[DraftBlocks, Ro
         block_cap=torch.tensor([rng.choice([1, 128]) for _ in range(num_rows)], dtype=torch.int32),
         shadow=torch.zeros(num_rows, dtype=torch.bool),
         protected_ids=torch.full((num_rows, 1), STOP),
-        in_scope=None,
-        pricing="remaining",
+        vocab_size=VOCAB,
     )
     return blocks, limits
 
@@ -112,13 +112,28 @@ def copy(blocks: DraftBlocks) -> DraftBlocks:
     return blocks._replace(argmax=blocks.argmax.clone())
 
 
+def with_columns(rows: RowLimits, columns: dict[int, float]) -> RowLimits:
+    """Limits with the same value in every row's account."""
+    accounts = rows.accounts.clone()
+    for column, value in columns.items():
+        accounts[1:, column] = value
+    return rows._replace(accounts=accounts)
+
+
+def empty(blocks: DraftBlocks) -> Outcome:
+    """A table wider than the step's longest row, as the worker's is."""
+    return Outcome.empty(blocks.num_rows, blocks.width + 2, 0, torch.device("cpu"))
+
+
 def under(rules: Sequence[Rule], blocks: DraftBlocks, rows: RowLimits) -> Outcome:
     """One step with these rules, row by row."""
     ids = [f"r{row}" for row in range(len(rules))]
     chooser = RulePerRequest(lambda: ids, verify_drafts)
     for request_id, rule in zip(ids, rules, strict=True):
         chooser.admit(request_id, request_id, rule)
-    return chooser(blocks, rows)
+    outcome = empty(blocks)
+    chooser(blocks, rows, outcome)
+    return outcome
 
 
 @pytest.mark.parametrize("rule", [rule for rule in RULES if not isinstance(rule, Walk | LookAhead)], ids=str)
@@ -137,8 +152,9 @@ def test_a_rival_keeps_what_its_source_keeps(rule: Rule) -> None:
             strict = rows.remaining[row] == 0 or rows.gate[row] == 0
             cap = 0 if strict else int(rows.block_cap[row])
             expected = kept(rule, logits, drafts, cap, float(rows.remaining[row]))
-            assert (int(outcome.accepted[row]), float(outcome.charged[row])) == expected
-        exceptions += int(outcome.exceptions.sum())
+            figures = outcome.table[row, [Column.ACCEPTED, Column.CHARGED]].tolist()
+            assert tuple(figures) == expected
+        exceptions += int(outcome.column(Column.EXCEPTIONS).sum())
     assert exceptions > 10
 
 
@@ -155,8 +171,7 @@ def test_rules_in_one_batch_decide_as_each_would_alone() -> None:
             alone = copy(blocks)
             expected = under([rule] * 10, alone, rows)
             picked = torch.tensor([other == rule for other in rules])
-            for column, wanted in zip(outcome, expected, strict=True):
-                assert torch.equal(column[picked], wanted[picked])
+            assert torch.equal(outcome.table[picked], expected.table[picked])
             assert torch.equal(together.argmax[picked[flat_row]], alone.argmax[picked[flat_row]])
 
 
@@ -164,10 +179,10 @@ def test_without_a_rule_a_row_is_the_plugins() -> None:
     """Requests that the comparison does not know meet the kernel unchanged."""
     blocks, rows = step(random.Random(1), num_rows=10, width=5)
     expected_blocks = copy(blocks)
-    expected = verify_drafts_reference(expected_blocks, rows)
-    chooser = RulePerRequest(lambda: ["stranger"] * 10, verify_drafts)
-    for column, wanted in zip(chooser(blocks, rows), expected, strict=True):
-        assert torch.equal(column, wanted)
+    expected, outcome = empty(blocks), empty(blocks)
+    verify_drafts_reference(expected_blocks, rows, expected)
+    RulePerRequest(lambda: ["stranger"] * 10, verify_drafts)(blocks, rows, outcome)
+    assert torch.equal(outcome.table, expected.table)
     assert torch.equal(blocks.argmax, expected_blocks.argmax)
 
 
@@ -184,21 +199,19 @@ def test_the_controls_blocks_are_decided_again_and_left_alone() -> None:
     expected = {f"strict task r{row}": {arm.name: [0.0] * 5 for arm in arms} for row in (0, 2)}
     for _ in range(20):
         blocks, rows = step(rng, num_rows=3, width=5)
-        full = rows._replace(
-            remaining=torch.full_like(rows.remaining, LIMITS["asd_budget"]),
-            gate=torch.full_like(rows.gate, LIMITS["asd_gate"]),
-            block_cap=torch.full_like(rows.block_cap, LIMITS["asd_block_cap"]),
-        )
+        budget = LIMITS["asd_budget"]
+        given = {REMAINING: budget, BUDGET: budget, GATE: LIMITS["asd_gate"]}
+        full = with_columns(rows, {**given, BLOCK_CAP: LIMITS["asd_block_cap"]})
         for arm in arms:
             outcome = under([arm.rule] * 3, copy(blocks), full)
-            columns = (outcome.accepted, outcome.strict_accepted, outcome.exceptions, outcome.charged)
+            names = [Column.ACCEPTED, Column.STRICT_ACCEPTED, Column.EXCEPTIONS, Column.CHARGED]
             for row in (0, 2):
-                if outcome.num_draft[row]:
+                if outcome.column(Column.NUM_DRAFT)[row]:
                     sums = expected[f"strict task r{row}"][arm.name]
-                    for index, count in enumerate((1, *(float(column[row]) for column in columns))):
+                    for index, count in enumerate((1, *outcome.table[row, names].tolist())):
                         sums[index] += count
         before = blocks.argmax.clone()
-        chooser(blocks, rows._replace(remaining=torch.zeros(3, dtype=torch.float64)))
+        chooser(blocks, with_columns(rows, {REMAINING: 0.0}), empty(blocks))
         assert torch.equal(blocks.argmax, before)
     assert chooser.replay.sums == expected
     assert sum(sums[3] for found in expected.values() for sums in found.values()) > 20

@@ -10,7 +10,7 @@ from vllm_asd.upstream.device import gumbel
 
 TYPES = {
     "perturbed_ptr": "*fp32",
-    "expanded_idx_mapping_ptr": "*i32",
+    "expanded_idx_mapping_ptr": "*i64",
     "coupled_ptr": "*i32",
     "seeds_ptr": "*i64",
     "pos_ptr": "*i64",

@@ -2,4 +2,4 @@
 
 import os
 
-collect_ignore = [] if os.environ.get("VLLM_ASD_TRITON_TESTS") else ["interpreted"]
+collect_ignore = [] if os.environ.get("VLLM_ASD_TRITON_TESTS") else ["interpreted", "recorded"]

@@ -41,7 +41,7 @@ def test_the_kernels_compile_for_gpus_that_are_not_here(tmp_path: Path) -> None:
     environment = {**os.environ, "TRITON_CACHE_DIR": str(tmp_path / "cache")}
     environment.pop("TRITON_INTERPRET", None)
     report = run_module(["tests.v2.compile_kernels"], environment, tmp_path / "compile.log")
-    assert "compiled 42 kernels" in report
+    assert "compiled 129 kernels" in report
 
 
 @pytest.mark.slow

@@ -220,8 +220,8 @@ class V2Seam(Seam):
         arguments = {
             "target_logits": logits,
             "pos": ids.to(torch.int64),
-            "idx_mapping": ids[:1],
-            "expanded_idx_mapping": ids,
+            "idx_mapping": ids[:1].to(torch.int64),
+            "expanded_idx_mapping": ids.to(torch.int64),
             "expanded_local_pos": ids,
             "temperature": states.temperature.gpu,
             "seed": states.seeds.gpu,

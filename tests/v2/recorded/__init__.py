@@ -1,0 +1,1 @@
+"""What launches Triton kernels without running them: see `tests/v2/test_launches.py`, which starts it."""
