@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import cached_property
 from typing import NamedTuple
 
@@ -103,18 +103,15 @@ class Emitted:
         # As V2 counts them: another type, after a step taken back, would compile the charge anew.
         return (self.padded >= 0).sum(1, dtype=torch.int32)
 
-    def frozen(self) -> Emitted:
-        """The same, to be read after the runner has filled its buffers again: V1 has one mask for all steps."""
-        if self.discarded is None or "padded" in self.__dict__:
-            return self
-        return replace(self, discarded=self.discarded.clone())
-
     def first(self, row: int, num_tokens: int) -> Emitted:
         """The first tokens of one row, as a step of one row.
 
-        It has what this step has: a kernel would be compiled anew for another combination.
+        Not of a discarded row, of which none is kept: by now vLLM has overwritten ``discarded`` on V1. The
+        result has what this step has: a kernel would be compiled anew for another combination.
         """
-        ids = self.padded[row : row + 1]
+        ids = self.ids[row : row + 1]
+        if self.num_tokens is not None:
+            ids = Emitted(ids, self.num_tokens[row : row + 1]).padded
         column = torch.arange(ids.shape[1], device=ids.device)
         one = Emitted(ids.masked_fill(column >= num_tokens, -1))
         discarded = None if self.discarded is None else torch.zeros_like(self.discarded[row : row + 1])

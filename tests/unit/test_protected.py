@@ -25,7 +25,7 @@ class Allocations(TorchDispatchMode):
     """Adds up, in bytes, what torch allocates, views not."""
 
     def __init__(self) -> None:
-        super().__init__()
+        super().__init__()  # type: ignore[no-untyped-call]
         self.total = self.largest = 0
 
     def __torch_dispatch__(

@@ -14,6 +14,7 @@ from tests import v1_step
 from vllm_asd.config import AsdConfig
 from vllm_asd.upstream import v2_runner, worker
 from vllm_asd.upstream.patching import APPLIED
+from vllm_asd.upstream.v2_kernels import REJECTION_KERNEL
 from vllm_asd.upstream.v2_runner import MODULE
 from vllm_asd.verification import Verifier
 
@@ -24,7 +25,7 @@ class Pool(TorchDispatchMode):
     """Keeps what is allocated while it is entered, as vLLM's pool for weights does."""
 
     def __init__(self) -> None:
-        super().__init__()
+        super().__init__()  # type: ignore[no-untyped-call]
         self.owned: list[Tensor] = []
 
     def __torch_dispatch__(
@@ -88,11 +89,11 @@ def rejection_kernel(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """Without a Triton that is usable vLLM has a stand-in for its kernels, which names no arguments."""
     from vllm.v1.worker.gpu.spec_decode import rejection_sampler_utils as utils
 
-    names = v2_runner.REJECTION_KERNEL.parameters
+    names = REJECTION_KERNEL.parameters
     if not hasattr(utils._rejection_kernel, "arg_names"):
         kernel = type("Kernel", (), {"arg_names": names, "__signature__": None})()
         monkeypatch.setattr(utils, "_rejection_kernel", kernel)
-        monkeypatch.setattr(type(v2_runner.REJECTION_KERNEL), "check", lambda self: self.locate())
+        monkeypatch.setattr(type(REJECTION_KERNEL), "check", lambda self: self.locate())
     yield
     APPLIED.undo_all()
 
@@ -126,7 +127,7 @@ def grow(verifier: Verifier) -> None:
 
 @pytest.mark.usefixtures("rejection_kernel")
 def test_the_v2_state_outlives_a_sleep_that_throws_weights_away() -> None:
-    """Made before the model is loaded, whole; what grows later grows elsewhere too, and so on every wake-up."""
+    """Made before the model is loaded, whole; what grows later grows elsewhere too, and so after waking."""
     runner: Any = Runner()
     v2_runner.attach(runner, v1_step.vllm_config(), CONFIG)
     assert not hasattr(runner, "asd_seam"), "ranks are told apart by what they load"
@@ -184,7 +185,7 @@ class Worker:
 def test_the_seam_warms_up_before_vllm_watches_for_compilation(
     samples: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Whatever is compiled after vLLM's own warm-up is reported or refused; ranks without a seam have none."""
+    """What is compiled after vLLM's own warm-up is reported or refused; some ranks have no seam."""
     calls: list[str] = []
     runner = SimpleNamespace()
     if samples:
@@ -192,7 +193,7 @@ def test_the_seam_warms_up_before_vllm_watches_for_compilation(
     monkeypatch.setattr(worker, "asd_config_of", lambda config: config)
     monkeypatch.setattr(worker, "attach", lambda *_: None)
     wrapper = SimpleNamespace(vllm_config=CONFIG, worker=Worker(runner, calls))
-    worker._wrap_init_device(lambda self: calls.append("init"))(wrapper)
+    worker._wrap_init_device(lambda _: calls.append("init"))(wrapper)
     assert wrapper.worker.compile_or_warm_up_model() == "times"
     assert calls == ["init", *(["ours"] if samples else []), "vLLM"]
 
@@ -201,5 +202,5 @@ def test_a_worker_that_was_not_asked_for_asd_is_left_alone(monkeypatch: pytest.M
     """Neither a seam nor a wrapped method."""
     monkeypatch.setattr(worker, "asd_config_of", lambda _: None)
     wrapper = SimpleNamespace(vllm_config=None, worker=Worker(SimpleNamespace(), []))
-    worker._wrap_init_device(lambda self: None)(wrapper)
+    worker._wrap_init_device(lambda _: None)(wrapper)
     assert vars(wrapper.worker).keys() == {"model_runner", "calls"}

@@ -60,12 +60,13 @@ class Step:
     """Five requests, two of them sampled; all drafts are the target's second choice, all blocks are full."""
 
     ids = ("r0", "sampled", "strict", "r3", "sampled too")
-    temperature = (0.0, 0.8, 0.0, 0.0, 1.2)
+    temperature: tuple[float, ...] = (0.0, 0.8, 0.0, 0.0, 1.2)
 
     def __init__(self, device: torch.device) -> None:
         generator = torch.Generator().manual_seed(0)
         num_rows = len(self.ids)
         self.device = device
+        self.draft_logits: Tensor | None = None
         self.logits = torch.randn(num_rows * WIDTH, VOCAB, generator=generator).to(device)
         self.second = self.logits.topk(2).indices[:, 1]
         drafts = self.second.roll(1).to(torch.int32)
@@ -81,7 +82,7 @@ class Step:
         rows = torch.arange(num_rows, device=self.device)
         sampled, num_sampled = rejection_sample(
             self.logits,
-            None,
+            self.draft_logits,
             self.drafts,
             self.cu,
             torch.arange(num_rows * WIDTH, device=self.device),
@@ -133,6 +134,24 @@ def test_a_row_with_nan_is_emitted_as_vllm_emits_it(make_seam: MakeSeam, device:
     assert relaxed[0] == plain[0]
     assert seam.verifier.ledger.spent("r0") == 0
     assert len(relaxed[3]) == 2
+
+
+def test_a_drafter_with_fewer_tokens_leaves_blocks_out(make_seam: MakeSeam, device: torch.device) -> None:
+    """Where vLLM has its logits it looks at as much of the target's as both have: here one block of two."""
+    step, seam = Step(device), make_seam()
+    # The interpreter lacks a function that vLLM draws with.
+    step.temperature = (0.0,) * len(step.ids)
+    # The tokens that only the target has are never the likeliest; one is NaN, as all of a broken row may be.
+    step.logits[:, 8000:] = -50.0
+    step.second = step.logits.topk(2).indices[:, 1]
+    step.drafts = step.second.roll(1).to(torch.int32)
+    step.logits[3 * WIDTH + 1, 8500] = torch.nan
+    step.draft_logits = torch.zeros(len(step.ids), NUM_DRAFT, 8000, device=device)
+    plain = step.emitted(step.sample())
+    relaxed = step.run(seam)
+    assert relaxed[0][:3] == step.second[:3].tolist()
+    assert relaxed[3] == [int(step.second[12]), int(step.logits[13, :8000].argmax())]
+    assert [relaxed[row] for row in (1, 2, 4)] == [plain[row] for row in (1, 2, 4)]
 
 
 class Run(NamedTuple):
