@@ -44,8 +44,7 @@ class ProtectedSets:
         if row is None:
             row = self._free.pop() if self._free else self._grow()
             self._rows[key] = row
-            host = torch.from_numpy(packed)
-            host = host.pin_memory() if self._pin_memory else host
+            host = torch.tensor(packed, dtype=torch.int32, pin_memory=self._pin_memory)
             self._words[row].copy_(host, non_blocking=True)
         self._users[row] = self._users.get(row, 0) + 1
         return row
