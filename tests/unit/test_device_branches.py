@@ -83,7 +83,11 @@ def _blocks(
 
 def _there(tensor: torch.Tensor, device: torch.device) -> torch.Tensor:
     """What the model runner would have made on the device."""
-    return tensor.pin_memory().to(device, non_blocking=True) if device.type == "cuda" else tensor
+    if device.type != "cuda":
+        return tensor
+    # Not Tensor.pin_memory, which vLLM's CPU worker replaces by nothing as soon as it is imported.
+    pinned = torch.empty(tensor.shape, dtype=tensor.dtype, pin_memory=True).copy_(tensor)
+    return pinned.to(device, non_blocking=True)
 
 
 def read(verifier: Any) -> tuple[dict[Any, LedgerEntry], list[Any]]:
