@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import cached_property
 from typing import NamedTuple
 
@@ -102,12 +102,6 @@ class Emitted:
             return self.num_tokens
         # As V2 counts them: another type, after a step taken back, would compile the charge anew.
         return (self.padded >= 0).sum(1, dtype=torch.int32)
-
-    def frozen(self) -> Emitted:
-        """The same, to be read after the runner has filled its buffers again: V1 has one mask for all steps."""
-        if self.discarded is None or "padded" in self.__dict__:
-            return self
-        return replace(self, discarded=self.discarded.clone())
 
     def first(self, row: int, num_tokens: int) -> Emitted:
         """The first tokens of one row, as a step of one row.

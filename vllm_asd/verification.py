@@ -301,8 +301,6 @@ class Verifier:
         if self._step_number is not None:
             slots = None if step.guarded is None else step.guarded.slots
             ids = step.batch.request_ids
-            if slots is not None or self._accounts.reads_output:
-                emitted = emitted.frozen()
             self._log.append(
                 StepRecord(
                     self._step_number, ids, step.accounts, outcome, emitted, before, slots, guard_before
