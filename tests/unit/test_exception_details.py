@@ -86,7 +86,7 @@ class PeakMemory(TorchDispatchMode):
     """Adds up the storages that operations make and that are still alive."""
 
     def __init__(self) -> None:
-        super().__init__()
+        super().__init__()  # type: ignore[no-untyped-call]
         self._live: dict[int, int] = {}
         self.peak = 0
 
