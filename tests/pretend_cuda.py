@@ -61,8 +61,6 @@ class PretendCuda(TorchFunctionMode):
             return self._move(args[0], args[1:], given)
         if name == "copy_" and _is_there(args[0]) != _is_there(args[1]):
             return self._copy(args[0], args[1], given.get("non_blocking", False))
-        if name == "pin_memory":
-            return _mark(args[0].clone(), pinned=True)
         tensors = [leaf for leaf in tree_leaves((args, given)) if isinstance(leaf, Tensor)]
         there = any(map(_is_there, tensors))
         if there:
@@ -152,5 +150,7 @@ def pretend_cuda() -> Iterator[PretendCuda]:
                 mode.arrive()
 
     with pytest.MonkeyPatch.context() as patch, mode:
+        # vLLM's worker for CPUs replaces both for its process.
         patch.setattr(torch, "Event", Event)
+        patch.setattr(torch.Tensor, "pin_memory", lambda tensor: _mark(tensor.clone(), pinned=True))
         yield mode

@@ -94,7 +94,6 @@ def _decide_kernel(  # type: ignore[no-untyped-def]
     max_stride,
     num_blocks,
     nan_ptr,
-    num_scanned,
     logits_ptr,
     logits_stride,
     vocab_size,
@@ -155,8 +154,8 @@ def _decide_kernel(  # type: ignore[no-untyped-def]
         allowed &= tl.load(in_scope_ptr + row * in_scope_stride + position, mask=in_row, other=0) != 0
     if MAXIMA:
         block = tl.arange(0, NUM_BLOCKS)
-        cell = (row * max_num_draft + position)[:, None] * num_scanned + block[None, :]
-        has_nan = tl.load(nan_ptr + cell, mask=in_row[:, None] & (block < num_scanned)[None, :], other=0)
+        cell = (row * max_num_draft + position)[:, None] * num_blocks + block[None, :]
+        has_nan = tl.load(nan_ptr + cell, mask=in_row[:, None] & (block < num_blocks)[None, :], other=0)
         allowed &= tl.max(has_nan.to(tl.int32), axis=1) == 0
     regret = _regret(logits_ptr + flat * logits_stride, draft, target, in_draft & target_known, allowed)
     words_row = words_ptr + tl.load(set_ptr + row) * num_words
@@ -223,7 +222,6 @@ def _nan_kernel(  # type: ignore[no-untyped-def]
     max_ptr,
     max_stride,
     num_blocks,
-    num_scanned,
     logits_ptr,
     logits_stride,
     vocab_size,
@@ -258,7 +256,7 @@ def _nan_kernel(  # type: ignore[no-untyped-def]
             # The interpreter holds bfloat16 as bits, which equal themselves.
             logits = tl.load(logits_row + token, mask=token < vocab_size, other=0.0).to(tl.float32)
             found = tl.max((logits != logits).to(tl.int32), axis=0)
-        tl.store(nan_ptr + (request * max_num_draft + position) * num_scanned + here, found.to(tl.int8))
+        tl.store(nan_ptr + (request * max_num_draft + position) * num_blocks + here, found.to(tl.int8))
 
 
 def verify_drafts_triton(blocks: DraftBlocks, rows: RowLimits, outcome: Outcome) -> None:
@@ -274,7 +272,6 @@ def verify_drafts_triton(blocks: DraftBlocks, rows: RowLimits, outcome: Outcome)
         max_stride=0,
         num_blocks=0,
         nan_ptr=None,
-        num_scanned=0,
         draft_ids_ptr=blocks.draft_ids.contiguous(),
         cu_ptr=blocks.cu_num_draft.contiguous(),
         MAXIMA=False,
@@ -289,15 +286,11 @@ def verify_maxima_triton(
     """Decide one step in two launches; :func:`.blocks.verify_maxima_reference`'s contract and bits.
 
     Raises:
-        ValueError: ``rows.pricing`` is unknown, or there are more blocks than the vocabulary has.
+        ValueError: ``rows.pricing`` is unknown.
     """
     num_rows, num_blocks = outcome.table.shape[0], blocks.block_max.shape[1]
     logits = _dense(blocks.logits)
-    # Where vLLM has the drafter's logits its maxima cover the tokens that both models have.
-    num_scanned = triton.cdiv(logits.shape[1], VOCAB_BLOCK)
-    if num_blocks > num_scanned:
-        raise ValueError(f"{num_blocks} block maxima for {logits.shape[1]} tokens, at most {num_scanned}")
-    nan = torch.empty(num_rows, outcome.width, num_scanned, dtype=torch.int8, device=logits.device)
+    nan = torch.empty(num_rows, outcome.width, num_blocks, dtype=torch.int8, device=logits.device)
     arguments = dict(
         argmax_ptr=blocks.block_argmax,
         argmax_stride=blocks.block_argmax.stride(0),
@@ -305,13 +298,14 @@ def verify_maxima_triton(
         max_stride=blocks.block_max.stride(0),
         num_blocks=num_blocks,
         nan_ptr=nan,
-        num_scanned=num_scanned,
         draft_ids_ptr=blocks.draft_sampled,
         cu_ptr=blocks.cu_num_logits,
-        NUM_BLOCKS=triton.next_power_of_2(num_scanned),
+        NUM_BLOCKS=triton.next_power_of_2(num_blocks),
     )
+    # As many blocks as vLLM looked at, which are fewer where the draft model's vocabulary is the smaller one.
+    grid = (num_rows, outcome.width, num_blocks)
     if num_rows and outcome.width:
-        _nan_kernel[(num_rows, outcome.width, num_scanned)](
+        _nan_kernel[grid](
             **arguments,
             max_num_draft=outcome.width,
             logits_ptr=logits,

@@ -141,7 +141,7 @@ def test_a_drafter_with_fewer_tokens_leaves_blocks_out(make_seam: MakeSeam, devi
     step, seam = Step(device), make_seam()
     # The interpreter lacks a function that vLLM draws with.
     step.temperature = (0.0,) * len(step.ids)
-    # The tokens that only the target has are never the likeliest; one is NaN, as all of a broken row may be.
+    # The tokens that only the target has are never the likeliest here; vLLM does not see that one is NaN.
     step.logits[:, 8000:] = -50.0
     step.second = step.logits.topk(2).indices[:, 1]
     step.drafts = step.second.roll(1).to(torch.int32)
@@ -150,7 +150,7 @@ def test_a_drafter_with_fewer_tokens_leaves_blocks_out(make_seam: MakeSeam, devi
     plain = step.emitted(step.sample())
     relaxed = step.run(seam)
     assert relaxed[0][:3] == step.second[:3].tolist()
-    assert relaxed[3] == [int(step.second[12]), int(step.logits[13, :8000].argmax())]
+    assert relaxed[3][:3] == step.second[12:15].tolist()
     assert [relaxed[row] for row in (1, 2, 4)] == [plain[row] for row in (1, 2, 4)]
 
 
