@@ -26,11 +26,11 @@ setup-eval: ## The same, with lm-eval, statistics and plots: calibrate, audit an
 
 .PHONY: demo
 demo: setup ## See strict and approximate verification side by side on a small model.
-	@$(PYTHON) -m eval.demo
+	@$(PYTHON) -m vllm_asd.tools.demo
 
 .PHONY: serve
 serve: setup ## Serve SmolLM2-135M with n-gram drafts and ASD until Ctrl-C (PORT=8001 for another port).
-	@$(PYTHON) -m eval.server --port $(PORT)
+	@$(PYTHON) -m vllm_asd.tools.server --port $(PORT)
 
 .PHONY: test
 test: setup-dev ## Run every test that this machine can run (PYTEST_ARGS="-k ledger" narrows it).

@@ -135,7 +135,7 @@ def _ask(process: subprocess.Popen[str], case: dict[str, Any]) -> dict[str, floa
 
 
 def _provenance(against: str) -> dict[str, Any]:
-    from eval.provenance import provenance
+    from vllm_asd.tools.provenance import provenance
 
     info = Path("/proc/cpuinfo")
     lines = info.read_text().splitlines() if info.exists() else []

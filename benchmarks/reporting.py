@@ -29,19 +29,19 @@ os.environ.setdefault("VLLM_ENABLE_V1_MULTIPROCESSING", "0")
 
 from vllm import LLM, SamplingParams
 
-from eval.models import (
-    default_cache_dir,
-    prepare_low_precision_copy,
-    prepare_smollm2,
-    prepare_tiny_llama,
-    prepare_tiny_llama_drafter,
-)
 from vllm_asd import verification
 from vllm_asd.telemetry.log_line import IntervalLog
 from vllm_asd.telemetry.open_reports import OpenReports
 from vllm_asd.telemetry.prometheus import Collectors
 from vllm_asd.telemetry.step_counters import StepCounters
 from vllm_asd.telemetry.step_report import StepReport
+from vllm_asd.tools.models import (
+    default_cache_dir,
+    prepare_low_precision_copy,
+    prepare_smollm2,
+    prepare_tiny_llama,
+    prepare_tiny_llama_drafter,
+)
 
 SCHEMA = "vllm-asd/benchmark-reporting/1"
 WAYS = ("off", "on", "detailed")

@@ -1,1 +1,1 @@
-"""Evidence: the models, servers, tasks and statistics that a claim about ASD is made with."""
+"""The experiments behind the figures: frontier, shadow, rounds; with every recorded answer. Not installed."""

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from eval.audit.items import Arm, Item
+from vllm_asd.tools.audit.items import Arm, Item
 
 
 def sha(text: str) -> str:

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from eval.models import (
+from vllm_asd.tools.models import (
     default_cache_dir,
     prepare_low_precision_copy,
     prepare_smollm2,

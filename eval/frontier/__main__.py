@@ -8,14 +8,14 @@ from typing import Annotated
 
 import typer
 
-from eval.answers import Prompt, read_prompts
-from eval.data_option import read_data
 from eval.frontier.arms import Arm, select
 from eval.frontier.engine import IN_PROCESS, NGRAM, Settings, run_arms
 from eval.frontier.experiments import EXPERIMENTS
-from eval.models import default_cache_dir, prepare_smollm2
-from eval.server.environment import enter_environment
-from eval.settings_file import keep_settings
+from vllm_asd.tools.answers import Prompt, read_prompts
+from vllm_asd.tools.data_option import read_data
+from vllm_asd.tools.models import default_cache_dir, prepare_smollm2
+from vllm_asd.tools.server.environment import enter_environment
+from vllm_asd.tools.settings_file import keep_settings
 
 try:
     from eval.frontier.report import write_report

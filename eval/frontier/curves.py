@@ -9,7 +9,7 @@ from eval.frontier.arms import AGAIN, PAPER, STRICT, Arm
 from eval.frontier.loops import loops, repeated_share
 from eval.frontier.replay import COLUMNS
 from eval.frontier.runs import Run
-from eval.statistics.resampling import Floats, Interval, ResampledSums, Sums
+from vllm_asd.tools.statistics.resampling import Floats, Interval, ResampledSums, Sums
 
 Prompts = Mapping[tuple[str, str], Mapping[str, Run]]
 _Statistic = Callable[[Sums], Floats]

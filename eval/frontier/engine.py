@@ -10,11 +10,11 @@ from typing import Any
 
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
-from eval.answers import Prompt
 from eval.frontier.arms import REPLAYED, SERVER, Arm
 from eval.frontier.runs import Run, read_runs
 from eval.frontier.seam import KEY, RulePerRequest, install
-from eval.json_lines import open_to_append
+from vllm_asd.tools.answers import Prompt
+from vllm_asd.tools.json_lines import open_to_append
 
 IN_PROCESS = {"VLLM_ENABLE_V1_MULTIPROCESSING": "0", "VLLM_LOGGING_LEVEL": "ERROR"}
 NGRAM = "ngram"

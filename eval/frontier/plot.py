@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 import matplotlib as mpl
 
 from eval.frontier.curves import Point, ReplayedPoint
-from eval.statistics.resampling import Interval
+from vllm_asd.tools.statistics.resampling import Interval
 
 mpl.use("Agg")
 from matplotlib import pyplot as plt

@@ -26,8 +26,8 @@ from eval.frontier.plot import draw_frontier, draw_overview
 from eval.frontier.plot_windows import draw_windows
 from eval.frontier.runs import complete_prompts, read_runs
 from eval.frontier.windows import Window, windows
-from eval.provenance import provenance
-from eval.statistics.resampling import Interval
+from vllm_asd.tools.provenance import provenance
+from vllm_asd.tools.statistics.resampling import Interval
 
 FRONTIER_SCHEMA = "vllm-asd/frontier/1"
 WINDOWS_SCHEMA = "vllm-asd/windows/1"

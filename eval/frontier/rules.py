@@ -18,7 +18,7 @@ class Walk:
 
 @dataclass(frozen=True)
 class LookAhead:
-    """:func:`vllm_asd.policy.lookahead.best_prefix`; the request's gate is its price."""
+    """:func:`eval.frontier.lookahead.best_prefix`; the request's gate is its price."""
 
 
 class Mismatches(NamedTuple):

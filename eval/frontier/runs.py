@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from eval.json_lines import read_lines
+from vllm_asd.tools.json_lines import read_lines
 
 
 @dataclass(frozen=True)

@@ -13,12 +13,12 @@ import torch
 from torch import Tensor
 
 from eval.frontier.arms import STRICT, Arm
+from eval.frontier.lookahead import best_prefix
 from eval.frontier.replay import Replay
 from eval.frontier.rules import LookAhead, Mismatches, Rule, Tolerance, Walk
 from vllm_asd import verification
 from vllm_asd.kernels import Column, DraftBlocks, Outcome, RowLimits, pad_rows, row_positions, score_drafts
 from vllm_asd.kernels.accounts import GATE
-from vllm_asd.policy.lookahead import best_prefix
 from vllm_asd.policy.pricing import in_draft, tokens_at_stake
 from vllm_asd.upstream.scheduled import stop_ids
 

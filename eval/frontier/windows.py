@@ -9,7 +9,7 @@ from eval.frontier.arms import STRICT
 from eval.frontier.curves import Prompts
 from eval.frontier.loops import repeated_share
 from eval.frontier.runs import Run
-from eval.statistics.resampling import Floats, Interval, ResampledSums, Sums
+from vllm_asd.tools.statistics.resampling import Floats, Interval, ResampledSums, Sums
 
 WINDOW_TOKENS = 256
 # Above, a window counts as a loop, in which every draft matches and nothing can be gained.

@@ -10,12 +10,12 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
-from eval.answers import collect, read_prompts
-from eval.measured_folder import begin
-from eval.models import default_cache_dir, prepare_smollm2
-from eval.provenance import provenance
 from eval.rounds.summary import Summary, summarize
-from eval.server import VllmServer
+from vllm_asd.tools.answers import collect, read_prompts
+from vllm_asd.tools.measured_folder import begin
+from vllm_asd.tools.models import default_cache_dir, prepare_smollm2
+from vllm_asd.tools.provenance import provenance
+from vllm_asd.tools.server import VllmServer
 
 SCHEMA = "vllm-asd/rounds/1"
 # The order within a prompt; the control is run twice.

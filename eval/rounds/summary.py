@@ -5,8 +5,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from eval.answers import Answer
-from eval.paired import parting, round_gain, tokens_per_round
+from vllm_asd.tools.answers import Answer
+from vllm_asd.tools.paired import parting, round_gain, tokens_per_round
 
 
 @dataclass(frozen=True)

@@ -9,13 +9,13 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
-from eval.answers import read_prompts
-from eval.measured_folder import begin
-from eval.models import default_cache_dir, prepare_smollm2
-from eval.provenance import provenance
-from eval.server.environment import enter_environment
 from eval.shadow.measure import IN_PROCESS, measure
 from eval.shadow.summary import Summary, summarize
+from vllm_asd.tools.answers import read_prompts
+from vllm_asd.tools.measured_folder import begin
+from vllm_asd.tools.models import default_cache_dir, prepare_smollm2
+from vllm_asd.tools.provenance import provenance
+from vllm_asd.tools.server.environment import enter_environment
 
 SCHEMA = "vllm-asd/shadow/1"
 

@@ -9,11 +9,11 @@ from pathlib import Path
 from typing import Any
 from unittest import mock
 
-from eval.answers import Prompt
-from eval.json_lines import open_to_append, read_lines
 from vllm_asd.telemetry.block_tally import Sum
 from vllm_asd.telemetry.open_reports import OpenReports
 from vllm_asd.telemetry.request_totals import add_blocks
+from vllm_asd.tools.answers import Prompt
+from vllm_asd.tools.json_lines import open_to_append, read_lines
 
 MODES = ("shadow", "enforce")
 # The blocks are read where the scheduler sees them, which must be this process.

@@ -4,7 +4,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from eval.shadow.measure import Block, Run
-from eval.statistics.resampling import Floats, Interval, ResampledSums, Sums
+from vllm_asd.tools.statistics.resampling import Floats, Interval, ResampledSums, Sums
 
 
 @dataclass(frozen=True)

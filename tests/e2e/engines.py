@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from eval.server.environment import server_environment
+from vllm_asd.tools.server.environment import server_environment
 
 ROOT = Path(__file__).resolve().parents[2]
 

@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 
-from eval.server import VllmServer
 from tests.e2e.engines import speculation
+from vllm_asd.tools.server import VllmServer
 
 pytestmark = [pytest.mark.e2e, pytest.mark.timeout(600)]
 

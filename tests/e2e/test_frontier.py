@@ -12,8 +12,8 @@ import pytest
 
 from eval.frontier.arms import STRICT
 from eval.frontier.runs import Run, read_runs
-from eval.models import default_cache_dir, prepare_tiny_llama, prepare_tiny_llama_drafter
 from tests.e2e.engines import ROOT
+from vllm_asd.tools.models import default_cache_dir, prepare_tiny_llama, prepare_tiny_llama_drafter
 
 pytestmark = pytest.mark.e2e
 

@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from eval.server.environment import server_environment
 from tests.e2e.engines import ROOT
+from vllm_asd.tools.server.environment import server_environment
 
 pytestmark = pytest.mark.e2e
 

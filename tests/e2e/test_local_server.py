@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from eval.server import VllmServer
+from vllm_asd.tools.server import VllmServer
 
 NGRAM = {"method": "ngram", "num_speculative_tokens": 5, "prompt_lookup_max": 4, "prompt_lookup_min": 2}
 

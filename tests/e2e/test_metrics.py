@@ -17,8 +17,8 @@ from typing import Any
 
 import pytest
 
-from eval.server import Metrics, VllmServer
 from tests.e2e import prometheus
+from vllm_asd.tools.server import Metrics, VllmServer
 
 pytestmark = [pytest.mark.e2e, pytest.mark.slow]
 

@@ -13,9 +13,9 @@ from typing import Any
 
 import pytest
 
-from eval.server import VllmServer
-from eval.server.environment import server_environment
 from tests.e2e.engines import ROOT, speculation
+from vllm_asd.tools.server import VllmServer
+from vllm_asd.tools.server.environment import server_environment
 
 pytestmark = [pytest.mark.e2e, pytest.mark.slow]
 

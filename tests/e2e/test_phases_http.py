@@ -12,8 +12,8 @@ from typing import Any, NamedTuple
 
 import pytest
 
-from eval.server import Metrics, ServerDied, VllmServer
 from tests.e2e.engines import speculation
+from vllm_asd.tools.server import Metrics, ServerDied, VllmServer
 
 pytestmark = [pytest.mark.e2e, pytest.mark.slow, pytest.mark.timeout(600)]
 

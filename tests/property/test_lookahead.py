@@ -6,10 +6,10 @@ import random
 import pytest
 import torch
 
+from eval.frontier.lookahead import best_prefix
 from tests.property.scalar_reference import Block
 from tests.property.test_policy_properties import collate, random_block
 from vllm_asd.policy import Pricing, Verdict, select_prefix, strict_prefix
-from vllm_asd.policy.lookahead import best_prefix
 
 torch.set_num_threads(1)
 

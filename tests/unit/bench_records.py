@@ -4,8 +4,8 @@ import dataclasses
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from eval.bench.cells import Cell, plan_visits
-from eval.bench.settings import Settings, read_speculations
+from vllm_asd.tools.bench.cells import Cell, plan_visits
+from vllm_asd.tools.bench.settings import Settings, read_speculations
 
 NGRAM = '{"method": "ngram", "num_speculative_tokens": 2, "prompt_lookup_max": 3}'
 

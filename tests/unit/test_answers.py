@@ -11,7 +11,7 @@ pytest.importorskip("openai")
 
 import openai
 
-from eval.answers import Prompt, collect, read_answers
+from vllm_asd.tools.answers import Prompt, collect, read_answers
 
 ASD = {"verified_blocks": 0, "exceptions": 0, "regret_spent": 0.0, "exhausted_at_token": None}
 

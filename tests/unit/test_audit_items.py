@@ -4,8 +4,8 @@ from pathlib import Path
 
 import pytest
 
-from eval.audit.items import Item, read_items, write_items
 from tests.audit_items import GOOD, task_items
+from vllm_asd.tools.audit.items import Item, read_items, write_items
 
 
 def test_what_is_written_comes_back_and_only_an_unfinished_line_is_lost(tmp_path: Path) -> None:

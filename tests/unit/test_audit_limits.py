@@ -9,10 +9,10 @@ import yaml
 
 pytest.importorskip("openai")
 
-from eval.audit.limits import audited_limits
-from eval.server.served import Served, _limits
 from vllm_asd.config import AsdConfig, RequestLimits
 from vllm_asd.telemetry.request_report import new_report
+from vllm_asd.tools.audit.limits import audited_limits
+from vllm_asd.tools.server.served import Served, _limits
 
 TWO_POOLS = AsdConfig(asd_scope="phases", asd_answer_budget=1.0, asd_answer_gate=0.1)
 
@@ -53,7 +53,7 @@ def test_both_pools_are_sent_as_they_are() -> None:
 
 def test_a_frozen_file_is_run_as_it_says(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Two pools, and a guard that the server need not run; but not the other way round."""
-    monkeypatch.setattr("eval.audit.limits._server_settings", lambda _: None)
+    monkeypatch.setattr("vllm_asd.tools.audit.limits._server_settings", lambda _: None)
     file = frozen(tmp_path, asd_scope="phases", asd_answer_budget=1.0, asd_answer_gate=0.1)
     assert audited_limits(served(TWO_POOLS), file, None).xargs["asd_answer_budget"] == 1.0
     with pytest.raises(ValueError, match="needs a server"):

@@ -10,12 +10,12 @@ import pytest
 pytest.importorskip("statsmodels")
 pytest.importorskip("matplotlib")
 
-from eval.audit.items import Item
-from eval.audit.report import build_report, json_schema, write_report
-from eval.audit.report_markdown import markdown
-from eval.audit.report_schema import AuditReport, CodeIsolation
-from eval.audit.report_words import MEASURES
 from tests.audit_items import GOOD, RIGGED, STRICT, Rule, task_items
+from vllm_asd.tools.audit.items import Item
+from vllm_asd.tools.audit.report import build_report, json_schema, write_report
+from vllm_asd.tools.audit.report_markdown import markdown
+from vllm_asd.tools.audit.report_schema import AuditReport, CodeIsolation
+from vllm_asd.tools.audit.report_words import MEASURES
 
 MARGIN = 0.02
 META = {"model": "tiny", "drafter": "ngram", "notes": ["Limits of unknown origin."]}

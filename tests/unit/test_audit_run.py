@@ -15,9 +15,9 @@ pytest.importorskip("tenacity")
 
 from typer.testing import CliRunner
 
-from eval.answers import prompt_digest
-from eval.audit.items import ARMS, Item, read_items
 from vllm_asd.cli.audit import app
+from vllm_asd.tools.answers import prompt_digest
+from vllm_asd.tools.audit.items import ARMS, Item, read_items
 
 LIMITS = {"asd_budget": 2.0, "asd_gate": 0.5, "asd_block_cap": 1, "asd_refill": 0.0}
 PROMPTS = {f"What is {n} + {n}?": str(2 * n) for n in range(1, 6)}

@@ -8,8 +8,8 @@ import pytest
 
 pytest.importorskip("lm_eval")
 
-from eval.tasks import BUILTIN_DATA, choices, mathematics, numbers, programs
-from eval.tasks.documents import NoDocuments, read
+from vllm_asd.tools.tasks import BUILTIN_DATA, choices, mathematics, numbers, programs
+from vllm_asd.tools.tasks.documents import NoDocuments, read
 
 
 @pytest.mark.parametrize(

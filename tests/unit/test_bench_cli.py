@@ -6,9 +6,9 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
-from eval.bench.settings import BenchError, check_server_args, read_server_config, read_speculations
 from vllm_asd.cli import app as commands
 from vllm_asd.cli.bench import app
+from vllm_asd.tools.bench.settings import BenchError, check_server_args, read_server_config, read_speculations
 
 pytest.importorskip("matplotlib")
 pytest.importorskip("pandas")

@@ -8,16 +8,16 @@ from typing import Any
 
 import pytest
 
-from eval.bench.acceptance import acceptance
-from eval.bench.cells import ASD, NONE, SHADOW, STRICT, Cell
-from eval.bench.compare import against_plain, against_strict, changes, drift
-from eval.bench.load import read_result
-from eval.bench.markdown import to_markdown
-from eval.bench.prediction import predictions
-from eval.bench.report import build_report
-from eval.bench.results import Results
-from eval.bench.settings import BenchError, Speculation
 from tests.unit.bench_records import bench_serve_result, make_cells, make_record, make_settings
+from vllm_asd.tools.bench.acceptance import acceptance
+from vllm_asd.tools.bench.cells import ASD, NONE, SHADOW, STRICT, Cell
+from vllm_asd.tools.bench.compare import against_plain, against_strict, changes, drift
+from vllm_asd.tools.bench.load import read_result
+from vllm_asd.tools.bench.markdown import to_markdown
+from vllm_asd.tools.bench.prediction import predictions
+from vllm_asd.tools.bench.report import build_report
+from vllm_asd.tools.bench.results import Results
+from vllm_asd.tools.bench.settings import BenchError, Speculation
 
 # Strict slows down from repeat to repeat; ASD is 1.2 times as fast as whatever strict would have been then.
 STRICT_SPEED = (40.0, 30.0, 20.0)
@@ -146,7 +146,7 @@ def test_the_report_says_what_it_must_and_names_no_folder(results: Results, tmp_
     assert report["schema"] == "vllm-asd/bench/1"
     assert not re.search(r"\.\./|/models", json.dumps(report) + text)
     pytest.importorskip("matplotlib")
-    from eval.bench.plots import draw_all
+    from vllm_asd.tools.bench.plots import draw_all
 
     draw_all(report, results, tmp_path)
     assert {path.name for path in tmp_path.iterdir()} == {"speedup.png", "latency.png", "step.png"}

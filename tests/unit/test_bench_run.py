@@ -10,15 +10,15 @@ from typing import Any, Self
 
 import pytest
 
-from eval.bench.cells import ASD, FLY, NONE, SHADOW, STRICT, plan_visits
-from eval.bench.client import BenchClient
-from eval.bench.fly import fly_config
-from eval.bench.run import Runner, server_arguments
-from eval.bench.settings import BenchError, read_speculations
-from eval.bench.store import Store
-from eval.bench.workload import match_lengths, read_trace, scale_trace
-from eval.server import Metrics, ServerDied
 from tests.unit.bench_records import bench_serve_result, make_settings
+from vllm_asd.tools.bench.cells import ASD, FLY, NONE, SHADOW, STRICT, plan_visits
+from vllm_asd.tools.bench.client import BenchClient
+from vllm_asd.tools.bench.fly import fly_config
+from vllm_asd.tools.bench.run import Runner, server_arguments
+from vllm_asd.tools.bench.settings import BenchError, read_speculations
+from vllm_asd.tools.bench.store import Store
+from vllm_asd.tools.bench.workload import match_lengths, read_trace, scale_trace
+from vllm_asd.tools.server import Metrics, ServerDied
 
 
 class FakeServer:
@@ -82,8 +82,8 @@ class FakeClient:
 @pytest.fixture(autouse=True)
 def fakes(monkeypatch: pytest.MonkeyPatch) -> None:
     FakeServer.starts, FakeClient.measured, FakeClient.interrupt_at = [], [], None
-    monkeypatch.setattr("eval.bench.run._SETTLE_S", 0)
-    monkeypatch.setattr("eval.bench.run._WARM_UP_TOKENS", 3)
+    monkeypatch.setattr("vllm_asd.tools.bench.run._SETTLE_S", 0)
+    monkeypatch.setattr("vllm_asd.tools.bench.run._WARM_UP_TOKENS", 3)
 
 
 def run(folder: Path, fly: Sequence[str] = (), **changes: Any) -> Runner:

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from eval.bench.step_timer import PARTS, StepTimer
+from vllm_asd.tools.bench.step_timer import PARTS, StepTimer
 
 
 class Verifier:

@@ -7,12 +7,12 @@ import pytest
 
 pytest.importorskip("openai")
 
-from eval.answers import Answer
-from eval.calibrate.grid import Grid, Setting
-from eval.calibrate.outcome import Caps, Outcome, compare, measure_ledgers
-from eval.calibrate.rejections import first_rejections
-from eval.calibrate.search import NothingMeetsCaps, answers_needed, search
 from vllm_asd.config import RequestLimits
+from vllm_asd.tools.answers import Answer
+from vllm_asd.tools.calibrate.grid import Grid, Setting
+from vllm_asd.tools.calibrate.outcome import Caps, Outcome, compare, measure_ledgers
+from vllm_asd.tools.calibrate.rejections import first_rejections
+from vllm_asd.tools.calibrate.search import NothingMeetsCaps, answers_needed, search
 
 CAPS = Caps(regret=3.0, exceptions=8.0)
 GRID = Grid(gate_factors=(0.25, 0.5, 1, 2), block_caps=(1, 2), budgets=(2, 8), refills=(0, 0.03))

@@ -16,12 +16,12 @@ from typer.testing import CliRunner, Result
 
 pytest.importorskip("openai")
 
-from eval.answers import prompt_digest
-from eval.calibrate.freeze import Base
-from eval.calibrate.grid import Setting
-from eval.calibrate.inputs import read_base
 from vllm_asd.cli.calibrate import app
 from vllm_asd.config import split_speculative_config
+from vllm_asd.tools.answers import prompt_digest
+from vllm_asd.tools.calibrate.freeze import Base
+from vllm_asd.tools.calibrate.grid import Setting
+from vllm_asd.tools.calibrate.inputs import read_base
 
 LAX = {"asd_budget": 1000.0, "asd_gate": 20.0, "asd_block_cap": 5, "asd_refill": 1.0, "asd_mode": "enforce"}
 BASE = """\

@@ -11,10 +11,10 @@ from pathlib import Path
 
 import pytest
 
-from eval.tasks import isolation
-from eval.tasks.confinement import Confinement, Kind
-from eval.tasks.isolation import NotConfined, Trial, confinement_here, confinement_of, passes
-from eval.tasks.sandbox.audit_hook import is_within
+from vllm_asd.tools.tasks import isolation
+from vllm_asd.tools.tasks.confinement import Confinement, Kind
+from vllm_asd.tools.tasks.isolation import NotConfined, Trial, confinement_here, confinement_of, passes
+from vllm_asd.tools.tasks.sandbox.audit_hook import is_within
 
 # Fails unless `right` is right, which no program below is.
 TESTS = "assert right() == 1"
@@ -150,7 +150,7 @@ OVERSTEPS = [
     "import _ctypes; _ctypes.dlopen(None, 0)",
     "import sqlite3; sqlite3.connect('/tmp/elsewhere.db')",
     "import vllm_asd",
-    "import eval.tasks",
+    "import vllm_asd.tools.tasks",
     "import programs",
 ]
 _FORK_EXEC = (

@@ -5,7 +5,7 @@ from collections.abc import Awaitable, Callable
 
 import pytest
 
-from eval.concurrency import run_all
+from vllm_asd.tools.concurrency import run_all
 
 
 class Jobs:

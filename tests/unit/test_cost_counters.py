@@ -6,8 +6,8 @@ from collections.abc import Sequence
 
 import pytest
 
-from eval.cost.counters import CountersError, Reading, read_counters
 from tests.spec_decode_metrics import exposition
+from vllm_asd.tools.plan.counters import CountersError, Reading, read_counters
 
 
 def by_name(reading: Reading) -> dict[str, float | Sequence[float]]:

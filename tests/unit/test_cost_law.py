@@ -8,8 +8,8 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from eval.cost.law import asd_law, exact_law, greedy_law, naive_law, total_variation
 from vllm_asd.policy import select_prefix
+from vllm_asd.tools.plan.law import asd_law, exact_law, greedy_law, naive_law, total_variation
 
 Law = tuple[F, ...]
 

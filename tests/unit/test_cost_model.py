@@ -7,16 +7,16 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from eval.cost.acceptance import (
+from vllm_asd.tools.plan.acceptance import (
     acceptance_of_mean,
     expected_tokens,
     extend,
     independent_joint,
     joint_from_counters,
 )
-from eval.cost.curve import Curve, parse_curve
-from eval.cost.plan import Arm, plan_arm
-from eval.cost.speed import (
+from vllm_asd.tools.plan.curve import Curve, parse_curve
+from vllm_asd.tools.plan.plan import Arm, plan_arm
+from vllm_asd.tools.plan.speed import (
     MAX_K,
     Costs,
     best_k,

@@ -8,9 +8,9 @@ from fractions import Fraction as F
 
 import pytest
 
-from eval.cost.acceptance import expected_tokens
-from eval.cost.law import exact_law, naive_law, total_variation
-from eval.cost.speed import Costs, best_k, ms_per_token, speedup
+from vllm_asd.tools.plan.acceptance import expected_tokens
+from vllm_asd.tools.plan.law import exact_law, naive_law, total_variation
+from vllm_asd.tools.plan.speed import Costs, best_k, ms_per_token, speedup
 
 P = (F("0.5"), F("0.3"), F("0.2"))
 KNOWN = (F("0.7"), F("0.2"), F("0.1"))

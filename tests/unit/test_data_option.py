@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from eval.data_option import DataFile, read_data
+from vllm_asd.tools.data_option import DataFile, read_data
 
 
 def test_names_and_files_in_order(tmp_path: Path) -> None:

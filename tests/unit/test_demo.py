@@ -12,9 +12,9 @@ from tokenizers.decoders import ByteLevel as ByteLevelDecoder
 from tokenizers.models import BPE
 from tokenizers.pre_tokenizers import ByteLevel
 
-from eval.demo import render
-from eval.demo.client import Answer, Kept, MetricsMissing, TokenText, read_answer
-from eval.demo.prompts import PROMPTS
+from vllm_asd.tools.demo import render
+from vllm_asd.tools.demo.client import Answer, Kept, MetricsMissing, TokenText, read_answer
+from vllm_asd.tools.demo.prompts import PROMPTS
 
 
 def response(token_ids: list[int], steps: int, accepted: int, **asd: Any) -> dict[str, Any]:

@@ -2,7 +2,7 @@
 
 import pytest
 
-from eval.json_object import LIMITS_EXAMPLE, NotAnObject, read_object
+from vllm_asd.tools.json_object import LIMITS_EXAMPLE, NotAnObject, read_object
 
 
 def test_reads_an_object() -> None:

@@ -12,10 +12,10 @@ pytest.importorskip("openai")
 import typer
 from typer.testing import CliRunner, Result
 
-from eval.answers import Answer
 from eval.rounds import __main__ as rounds
 from eval.shadow import __main__ as shadow
 from eval.shadow.measure import Block, Run
+from vllm_asd.tools.answers import Answer
 
 Command = Callable[..., Result]
 

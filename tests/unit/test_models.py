@@ -6,9 +6,9 @@ from pathlib import Path
 import pytest
 import torch
 
-from eval.models import prepare_tiny_llama, prepare_tiny_llama_drafter
-from eval.models.cache import default_cache_dir, make_once
-from eval.models.low_precision import prepare_low_precision_copy, round_to_bits
+from vllm_asd.tools.models import prepare_tiny_llama, prepare_tiny_llama_drafter
+from vllm_asd.tools.models.cache import default_cache_dir, make_once
+from vllm_asd.tools.models.low_precision import prepare_low_precision_copy, round_to_bits
 
 
 class TestMakeOnce:

@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from eval.provenance import provenance, without_folders
+from vllm_asd.tools.provenance import provenance, without_folders
 
 
 @pytest.mark.parametrize(

@@ -10,8 +10,8 @@ import pytest
 
 pytest.importorskip("openai")
 
-from eval.answers import Answer, Prompt, read_answers
-from eval.server.served import NotServed, Served, inspect_server, require_detailed
+from vllm_asd.tools.answers import Answer, Prompt, read_answers
+from vllm_asd.tools.server.served import NotServed, Served, inspect_server, require_detailed
 
 ASD = {
     "mode": "enforce",

@@ -11,9 +11,9 @@ from pathlib import Path
 
 import pytest
 
-from eval.server import Metrics, ServerDied, VllmServer
-from eval.server.environment import preload_libraries
-from eval.server.process import group_members
+from vllm_asd.tools.server import Metrics, ServerDied, VllmServer
+from vllm_asd.tools.server.environment import preload_libraries
+from vllm_asd.tools.server.process import group_members
 
 # Answers /health and /metrics. Has a child, as vLLM has its engine core; with --stubborn it ignores signals.
 FAKE = """
@@ -106,7 +106,7 @@ def test_no_orphans_when_the_parent_ends(fake: list[str], tmp_path: Path, ending
     program = textwrap.dedent("""
         import signal, sys
         from pathlib import Path
-        from eval.server import VllmServer
+        from vllm_asd.tools.server import VllmServer
         # A job that a script puts into the background inherits a SIGINT that is ignored.
         signal.signal(signal.SIGINT, signal.default_int_handler)
         with VllmServer("m", command=sys.argv[2:], log_path=Path(sys.argv[1])) as server:

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from eval.settings_file import keep_settings
+from vllm_asd.tools.settings_file import keep_settings
 
 SETTINGS: dict[str, Any] = {
     "model": "target",

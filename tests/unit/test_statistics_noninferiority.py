@@ -10,9 +10,14 @@ pytest.importorskip("statsmodels")
 
 from statsmodels.stats.contingency_tables import mcnemar
 
-from eval.statistics.noninferiority import ALPHA, needed_items, noninferiority_test
-from eval.statistics.paired_binary import PairedCounts, exact_interval, exact_p_value, score_statistic
-from eval.statistics.paired_graded import PairedDifferences, adjusted_interval, adjusted_p_value
+from vllm_asd.tools.statistics.noninferiority import ALPHA, needed_items, noninferiority_test
+from vllm_asd.tools.statistics.paired_binary import (
+    PairedCounts,
+    exact_interval,
+    exact_p_value,
+    score_statistic,
+)
+from vllm_asd.tools.statistics.paired_graded import PairedDifferences, adjusted_interval, adjusted_p_value
 
 FULL = os.environ.get("VLLM_ASD_FULL") == "1"
 

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from eval.statistics.resampling import ResampledSums
+from vllm_asd.tools.statistics.resampling import ResampledSums
 
 
 def test_agrees_with_scipys_paired_bootstrap() -> None:

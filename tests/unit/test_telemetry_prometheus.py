@@ -8,9 +8,9 @@ from pathlib import Path
 import pytest
 from prometheus_client import CollectorRegistry, generate_latest
 
-from eval.server import Metrics
 from vllm_asd.telemetry.block_tally import STOP_LABELS
 from vllm_asd.telemetry.prometheus import Collectors
+from vllm_asd.tools.server import Metrics
 
 COUNTS = {
     "exceptions": 3,

@@ -13,9 +13,10 @@ from typer.testing import CliRunner
 
 from vllm_asd.cli import explain
 from vllm_asd.config import RequestLimits
-from vllm_asd.telemetry import transcript_html, transcript_terminal
 from vllm_asd.telemetry.request_report import new_report
-from vllm_asd.telemetry.transcript import NUM_LEVELS, TranscriptError, read_transcript
+from vllm_asd.tools.explain import html as html_page
+from vllm_asd.tools.explain import terminal
+from vllm_asd.tools.explain.transcript import NUM_LEVELS, TranscriptError, read_transcript
 
 WORDS = ["The", " sky", " is", " <blue>", "\n", "because", " of", " air", "."]
 
@@ -83,7 +84,7 @@ def test_shows_what_each_phase_may_spend() -> None:
     assert summary["regret"] == "1.75 of 3 nats"
     assert summary["in the reasoning"] == "2 exceptions, 1.75 of 2 nats"
     assert summary["in the answer"] == "0 exceptions, 0.00 of 1 nats"
-    page = transcript_html.render(transcript)
+    page = html_page.render(transcript)
     assert "reasoning 0.25, at most 2 per block; answer 0.125, at most 1 per block" in page
     assert "the budget, 3 nats" in page
 
@@ -102,9 +103,9 @@ def test_shows_where_the_guard_tripped(fields: dict[str, Any], said: str) -> Non
     response["metrics"]["speculative_decoding"]["asd"] |= fields
     transcript = read_transcript(response)
     console = Console(width=100, record=True, color_system=None, file=io.StringIO())
-    console.print(transcript_terminal.render(transcript, console))
+    console.print(terminal.render(transcript, console))
     assert re.search(rf"^guard +{said} *$", console.export_text(), re.MULTILINE)
-    assert f"<dt>guard</dt><dd>{said}</dd>" in transcript_html.render(transcript)
+    assert f"<dt>guard</dt><dd>{said}</dd>" in html_page.render(transcript)
 
 
 def test_a_saved_response_of_before_the_guard_can_be_read() -> None:
@@ -170,7 +171,7 @@ def test_a_summary_level_response_is_told_from_a_detailed_one() -> None:
 @pytest.mark.parametrize("width", [60, 80, 140])
 def test_the_terminal_shows_each_exception_once_beside_its_line(width: int) -> None:
     console = Console(width=width, record=True, color_system=None, file=io.StringIO())
-    console.print(transcript_terminal.render(read_transcript(completion()), console))
+    console.print(terminal.render(read_transcript(completion()), console))
     lines = console.export_text().splitlines()
     first = [line for line in lines if "sea" in line]
     assert len(first) == 1
@@ -187,7 +188,7 @@ def test_a_terminal_shows_regret_with_and_without_colour(no_color: bool) -> None
     console = Console(
         width=100, force_terminal=True, color_system="truecolor", no_color=no_color, file=written
     )
-    console.print(transcript_terminal.render(read_transcript(completion()), console))
+    console.print(terminal.render(read_transcript(completion()), console))
     output = written.getvalue()
     assert ("48;2;" in output) != no_color
     assert re.search(r"\x1b\[[0-9;]*4[;m][^\x1b]*sky¹", output)
@@ -196,7 +197,7 @@ def test_a_terminal_shows_regret_with_and_without_colour(no_color: bool) -> None
 
 def test_under_shadow_the_columns_are_the_drafts() -> None:
     console = Console(width=120, record=True, color_system=None, file=io.StringIO())
-    console.print(transcript_terminal.render(read_transcript(completion("shadow")), console))
+    console.print(terminal.render(read_transcript(completion("shadow")), console))
     text = console.export_text()
     # The draft's token was the less likely one, and the text holds the target's.
     assert re.search(r"#11 +22% +37%", text)
@@ -213,9 +214,9 @@ def test_an_answer_without_exceptions_says_so() -> None:
     }
     transcript = read_transcript(response)
     console = Console(width=100, record=True, color_system=None, file=io.StringIO())
-    console.print(transcript_terminal.render(transcript, console))
+    console.print(terminal.render(transcript, console))
     assert "no exception" in console.export_text()
-    assert "No exception" in transcript_html.render(transcript)
+    assert "No exception" in html_page.render(transcript)
 
 
 class _Collector(HTMLParser):
@@ -238,7 +239,7 @@ class _Collector(HTMLParser):
 
 
 def test_the_page_is_well_formed_and_needs_nothing_from_elsewhere() -> None:
-    page = transcript_html.render(read_transcript(completion()))
+    page = html_page.render(read_transcript(completion()))
     collector = _Collector()
     collector.feed(page)
     assert collector.open == []
@@ -250,14 +251,14 @@ def test_the_page_is_well_formed_and_needs_nothing_from_elsewhere() -> None:
 
 def test_the_page_marks_dearer_exceptions_stronger() -> None:
     collector = _Collector()
-    collector.feed(transcript_html.render(read_transcript(completion())))
+    collector.feed(html_page.render(read_transcript(completion())))
     cheap, dear, *legend = (int(style.removeprefix("--level:")) for style in collector.marks)
     assert cheap < dear
     assert legend == list(range(NUM_LEVELS))
 
 
 def test_the_page_has_all_of_it_without_hovering() -> None:
-    page = transcript_html.render(read_transcript(completion()))
+    page = html_page.render(read_transcript(completion()))
     rows = re.findall(r"<tr><td>.*?</tr>", page)
     cells = [re.sub(r"<[^>]+>", "|", row) for row in rows]
     assert len(cells) == 2

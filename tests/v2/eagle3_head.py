@@ -5,7 +5,7 @@ from pathlib import Path
 
 import torch
 
-from eval.models.tiny_llama import VOCAB_SIZE
+from vllm_asd.tools.models.tiny_llama import VOCAB_SIZE
 
 _HIDDEN, _INTERMEDIATE, _DRAFT_VOCAB = 64, 128, 256
 

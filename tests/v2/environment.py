@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from eval.server.environment import server_environment
+from vllm_asd.tools.server.environment import server_environment
 
 ROOT = Path(__file__).resolve().parents[2]
 STUB = ROOT / "tests" / "triton_cpu"

@@ -6,7 +6,7 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from eval.models.tiny_llama import VOCAB_SIZE
+from vllm_asd.tools.models.tiny_llama import VOCAB_SIZE
 
 _HIDDEN, _INTERMEDIATE, _HEAD, _MARKOV_RANK = 64, 128, 32, 16
 _ATTENTION = {

@@ -68,8 +68,8 @@ def main(
     missing = [name for name in _NEEDED if importlib.util.find_spec(name) is None]
     if missing:
         _stop(f"needs {', '.join(missing)}: pip install 'vllm-asd[eval]'")
-    from eval.audit.command import Options, audit
-    from eval.audit.sender import Unanswered
+    from vllm_asd.tools.audit.command import Options, audit
+    from vllm_asd.tools.audit.sender import Unanswered
 
     options = Options(
         url=url,

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, NoReturn
 import typer
 
 if TYPE_CHECKING:
-    from eval.bench.settings import Settings
+    from vllm_asd.tools.bench.settings import Settings
 
 app = typer.Typer(add_completion=False, rich_markup_mode="markdown")
 _NEEDED = ("vllm", "prometheus_client", "yaml", "numpy", "matplotlib", "pandas")
@@ -76,8 +76,8 @@ def main(
     missing = [name for name in _NEEDED if importlib.util.find_spec(name) is None]
     if missing:
         _stop(f"needs {', '.join(missing)}: pip install 'vllm-asd[gpu,eval]', or [cpu,eval]")
-    from eval.bench import settings as reading
-    from eval.server import ServerDied
+    from vllm_asd.tools.bench import settings as reading
+    from vllm_asd.tools.server import ServerDied
 
     try:
         texts = list(speculative_config or [])
@@ -120,7 +120,7 @@ def main(
 def _default_model(
     texts: list[str], method: str | None, server_args: tuple[str, ...]
 ) -> tuple[str, str | None, tuple[str, ...]]:
-    from eval.models import default_cache_dir, prepare_smollm2
+    from vllm_asd.tools.models import default_cache_dir, prepare_smollm2
 
     model = str(prepare_smollm2(default_cache_dir()))
     if not texts and method is None:
@@ -129,7 +129,7 @@ def _default_model(
 
 
 def _run(settings: Settings, output: Path, *, built_in: bool) -> None:
-    from eval.bench.conduct import conduct
+    from vllm_asd.tools.bench.conduct import conduct
 
     for line in conduct(settings, output, built_in=built_in):
         typer.echo(line)

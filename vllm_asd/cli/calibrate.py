@@ -11,8 +11,8 @@ import typer
 from rich.console import Console
 
 if TYPE_CHECKING:
-    from eval.calibrate.freeze import Base
-    from eval.calibrate.run import Plan
+    from vllm_asd.tools.calibrate.freeze import Base
+    from vllm_asd.tools.calibrate.run import Plan
 
 app = typer.Typer(add_completion=False, rich_markup_mode="markdown")
 _INTERRUPTED = 130
@@ -68,10 +68,10 @@ def main(
     Example: vllm-asd calibrate --data gsm8k=calib.jsonl --config lax.yaml --output calib --freeze frozen.yaml
     """
     with _one_line_errors(output):
-        from eval.calibrate import inputs, run
-        from eval.calibrate.freeze import refuse_other_file
-        from eval.calibrate.outcome import Caps
-        from eval.data_option import read_data
+        from vllm_asd.tools.calibrate import inputs, run
+        from vllm_asd.tools.calibrate.freeze import refuse_other_file
+        from vllm_asd.tools.calibrate.outcome import Caps
+        from vllm_asd.tools.data_option import read_data
 
         refuse_other_file(freeze, config)
         base = inputs.read_base(config, model, speculative_config, drafter)
@@ -92,10 +92,10 @@ def main(
 
 
 def _run(plan: Plan, base: Base, target: Path, notes: list[str]) -> None:
-    from eval.calibrate.evidence import evidence, header
-    from eval.calibrate.freeze import write_frozen
-    from eval.calibrate.run import calibrate
-    from eval.calibrate.tables import show
+    from vllm_asd.tools.calibrate.evidence import evidence, header
+    from vllm_asd.tools.calibrate.freeze import write_frozen
+    from vllm_asd.tools.calibrate.run import calibrate
+    from vllm_asd.tools.calibrate.tables import show
 
     console = Console(highlight=False)
     console.print(plan.announcement(), soft_wrap=True)

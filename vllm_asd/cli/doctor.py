@@ -15,9 +15,9 @@ from pydantic import ValidationError
 from rich.console import Console
 from rich.markup import escape
 
-from eval.json_object import SPECULATION_EXAMPLE, NotAnObject, read_object
 from vllm_asd.config import METHOD, AsdConfigError, split_speculative_config
 from vllm_asd.diagnosis import Finding, check_environment
+from vllm_asd.tools.json_object import SPECULATION_EXAMPLE, NotAnObject, read_object
 
 app = typer.Typer(add_completion=False, rich_markup_mode="markdown")
 

@@ -11,10 +11,11 @@ from typing import Annotated, Any
 import typer
 from rich.console import Console
 
-from eval.json_object import LIMITS_EXAMPLE, NotAnObject, read_object
-from eval.server.keyed_request import keyed_request
-from vllm_asd.telemetry import transcript_html, transcript_terminal
-from vllm_asd.telemetry.transcript import TranscriptError, read_transcript
+from vllm_asd.tools.explain import html as html_page
+from vllm_asd.tools.explain import terminal
+from vllm_asd.tools.explain.transcript import TranscriptError, read_transcript
+from vllm_asd.tools.json_object import LIMITS_EXAMPLE, NotAnObject, read_object
+from vllm_asd.tools.server.keyed_request import keyed_request
 
 app = typer.Typer(add_completion=False)
 _TIMEOUT_S = 600.0
@@ -66,9 +67,9 @@ def main(
     if save is not None:
         save.write_text(json.dumps(answer, indent=1), encoding="utf-8")
     if html is not None:
-        html.write_text(transcript_html.render(transcript), encoding="utf-8")
+        html.write_text(html_page.render(transcript), encoding="utf-8")
     console = Console(highlight=False)
-    console.print(transcript_terminal.render(transcript, console))
+    console.print(terminal.render(transcript, console))
 
 
 def _load(path: Path) -> dict[str, Any]:

@@ -10,12 +10,12 @@ from typing import Annotated, Any, NoReturn
 import typer
 from rich.console import Console
 
-from eval.cost import words
-from eval.cost.curve import Curve
-from eval.cost.inputs import read_acceptance, read_costs, read_law, read_loads
-from eval.cost.plan import SCHEMA, Arm, ArmPlan, plan_arm
-from eval.cost.speed import MAX_K, Costs
-from eval.cost.tables import law_table, load_table, output_laws, plan_table
+from vllm_asd.tools.plan import words
+from vllm_asd.tools.plan.curve import Curve
+from vllm_asd.tools.plan.inputs import read_acceptance, read_costs, read_law, read_loads
+from vllm_asd.tools.plan.plan import SCHEMA, Arm, ArmPlan, plan_arm
+from vllm_asd.tools.plan.speed import MAX_K, Costs
+from vllm_asd.tools.plan.tables import law_table, load_table, output_laws, plan_table
 
 app = typer.Typer(add_completion=False, rich_markup_mode="markdown")
 _UNBOUNDED = 1000
@@ -128,7 +128,7 @@ def _arms(
 
 def _ask(url: str) -> tuple[tuple[Arm, ...], tuple[str, ...], int]:
     try:
-        from eval.cost.counters import CountersError, fetch_metrics, read_counters
+        from vllm_asd.tools.plan.counters import CountersError, fetch_metrics, read_counters
     except ImportError as error:
         _stop(f"reading /metrics needs {error.name}, which vLLM brings: pip install {error.name}")
     try:
@@ -142,7 +142,7 @@ def _ask(url: str) -> tuple[tuple[Arm, ...], tuple[str, ...], int]:
 def _laws(
     p: tuple[Fraction, ...], q: tuple[Fraction, ...], gate: float, budget: float, at_stake: int, as_json: bool
 ) -> None:
-    from eval.cost.law import greedy_law, total_variation
+    from vllm_asd.tools.plan.law import greedy_law, total_variation
 
     laws = output_laws(p, q, gate, at_stake, budget)
     if as_json:
@@ -204,7 +204,7 @@ def _print(plans: list[ArmPlan], cost_line: str, notes: tuple[str, ...]) -> None
 
 
 def _plot(plans: list[ArmPlan], cost_line: str, picture: Path) -> None:
-    from eval.cost.plot import draw
+    from vllm_asd.tools.plan.plot import draw
 
     try:
         draw(plans, cost_line, picture)

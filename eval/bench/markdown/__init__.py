@@ -1,5 +1,0 @@
-"""The report for a reader: what was gained, what got worse, and how far to trust it."""
-
-from eval.bench.markdown.document import to_markdown
-
-__all__ = ["to_markdown"]

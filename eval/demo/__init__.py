@@ -1,1 +1,0 @@
-"""`python -m eval.demo`: the same requests, strict and with ASD, through a real `vllm serve`."""
