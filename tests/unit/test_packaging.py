@@ -63,30 +63,21 @@ def test_what_is_installed_needs_nothing_of_the_checkout(path: Path) -> None:
     assert not {name for name in imports(path) if name.split(".")[0] in ("eval", "tests", "benchmarks")}
 
 
+def loaded_by(program: str) -> set[str]:
+    """The modules that a fresh process has after running a program."""
+    program = f"import json, sys\n{program}\nprint(json.dumps(sorted(sys.modules)))"
+    command = [sys.executable, "-c", program]
+    done = subprocess.run(command, capture_output=True, text=True, check=True, cwd=ROOT, timeout=120)
+    return set(json.loads(done.stdout.splitlines()[-1]))
+
+
 def test_loading_the_plugin_loads_no_tool() -> None:
     """In every process of every vLLM on the machine, whether or not it asks for ASD."""
-    program = "import json, sys, vllm_asd.plugin; vllm_asd.plugin.register(); print(json.dumps(sorted(sys.modules)))"
-    done = subprocess.run(
-        [sys.executable, "-c", program], capture_output=True, text=True, check=True, cwd=ROOT, timeout=120
-    )
-    loaded = set(json.loads(done.stdout.splitlines()[-1]))
-    # vLLM itself may bring some of them along; what is ours to answer for is ours.
+    loaded = loaded_by("import vllm_asd.plugin; vllm_asd.plugin.register()")
     assert not {name for name in loaded if name.startswith(("vllm_asd.tools", "vllm_asd.cli", "eval"))}
-    by_us = json.loads(
-        subprocess.run(
-            [
-                sys.executable,
-                "-c",
-                "import json, sys, vllm_asd.config; print(json.dumps(sorted(sys.modules)))",
-            ],
-            capture_output=True,
-            text=True,
-            check=True,
-            cwd=ROOT,
-            timeout=120,
-        ).stdout.splitlines()[-1]
-    )
-    assert not {name for name in by_us if name.split(".")[0] in TOOLS_ONLY}
+    # vLLM brings some of these along itself; our own modules must not.
+    ours = loaded_by("import vllm_asd.plugin")
+    assert not {name for name in ours if name.split(".")[0] in TOOLS_ONLY}
 
 
 @pytest.fixture(scope="module")
