@@ -42,6 +42,10 @@ quality: setup-dev ## Lint, check formatting and types.
 	@$(PYTHON) -m ruff format --check .
 	@$(PYTHON) -m mypy
 
+.PHONY: check
+check: quality ## Lint, types, and every test that starts no engine: minutes.
+	@$(PYTHON) -m pytest -q tests/unit tests/property tests/contract $(PYTEST_ARGS)
+
 .PHONY: format
 format: setup-dev ## Rewrite the sources the way `make quality` wants them.
 	@$(PYTHON) -m ruff check --fix-only --quiet .
