@@ -199,7 +199,7 @@ def test_the_seam_warms_up_before_vllm_watches_for_compilation(
 
 
 def test_a_worker_that_has_served_may_warm_up_again() -> None:
-    """As elastic scaling does, outside inference mode: what has grown in service is written to all the same."""
+    """As elastic scaling does, outside inference mode, with tables that have grown inside it."""
     runner = v1_step.Runner(1)
     v1_step.attach(runner, CONFIG, {})
     seam: Any = runner.asd_seam  # type: ignore[attr-defined]
