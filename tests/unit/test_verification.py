@@ -353,7 +353,7 @@ def test_a_session_may_change_its_limits() -> None:
 
 
 def test_a_session_that_is_sampled_from_now_on_reports_no_blocks() -> None:
-    """VLLM samples it, and on V2 leaves its argmax unwritten: what lies there is no decision."""
+    """It is vLLM that samples it, and on V2 leaves its argmax unwritten: what lies there is no decision."""
     verifier = make_verifier()
     verifier.admit("a", verifier.config.limits, prompt_ids=[1])
     assert step(verifier, {"a": drafts(1)})[1].keys() == {"a"}
