@@ -42,6 +42,7 @@ class Server:
         shape: K and the vocabulary.
         capacity: Requests to make room for.
         dtype: The model's.
+        drafter_vocab_size: Tokens in the logits that V2 keeps of the drafter; None when it keeps none.
     """
 
     config: AsdConfig
@@ -49,6 +50,7 @@ class Server:
     shape: DraftShape = field(default=DraftShape(max_num_draft_tokens=5, vocab_size=67))
     capacity: int = 8
     dtype: torch.dtype = torch.bfloat16
+    drafter_vocab_size: int | None = None
 
     def verifier(self) -> Verifier:
         """Allocate one."""
@@ -132,7 +134,9 @@ class V2Steps:
             seeds=SimpleNamespace(gpu=torch.zeros(_MAX_NUM_REQS, dtype=torch.int64)),
         )
         sampler = SimpleNamespace(sampling_states=states, use_fp64_gumbel=False)
-        runner = SimpleNamespace(device=CPU, dtype=server.dtype, sampler=sampler)
+        narrow = server.drafter_vocab_size
+        speculator = SimpleNamespace(draft_logits=None if narrow is None else torch.zeros(1, 1, narrow))
+        runner = SimpleNamespace(device=CPU, dtype=server.dtype, sampler=sampler, speculator=speculator)
         self.seam = V2Seam(runner, server.verifier())
 
     def step(self, rows: Rows, dtype: torch.dtype = torch.float32, first_rows: Sequence[int] = ()) -> None:
@@ -198,7 +202,8 @@ class V2Steps:
         }
         v2_runner._couple(arguments)
         logits = arguments["target_logits"]
-        num_blocks = -(-logits.shape[1] // VOCAB_BLOCK)
+        seen = min(logits.shape[1], self.server.drafter_vocab_size or logits.shape[1])
+        num_blocks = -(-seen // VOCAB_BLOCK)
         argmax = logits.new_zeros(logits.shape[0], num_blocks, dtype=torch.int64)
         maxima = logits.new_zeros(logits.shape[0], num_blocks, dtype=torch.float32)
         RelaxedRejectionKernel(_RejectionKernel())[(places.shape[0],)](logits, argmax, maxima, drafts, cu)

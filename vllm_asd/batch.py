@@ -36,7 +36,7 @@ class Batch(NamedTuple):
 
     Attributes:
         request_ids: In batch order.
-        known: The same, None for those that have no entry.
+        known: The same, None for those that have no entry, and for those that vLLM samples.
         accounts: Their accounts.
         protected: The tokens that their exceptions leave alone.
         coupled: None when no row is.

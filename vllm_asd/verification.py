@@ -61,8 +61,13 @@ class _Request(NamedTuple):
 
     @property
     def is_coupled(self) -> bool:
-        """Whether it is verified against a sample. A session's chunk may be sampled and strict: vLLM's."""
+        """Whether it is verified against a sample."""
         return self.sampled and not self.limits.is_strict
+
+    @property
+    def is_decided(self) -> bool:
+        """Whether the argmax decides. A session's chunk may be sampled and strict: on V2 it has none."""
+        return not self.sampled or self.is_coupled
 
 
 class Verifier:
@@ -379,9 +384,10 @@ class Verifier:
         flags = [request is not None and request.is_coupled for request in found]
         guarded = any(request_id in self._guards for request_id in request_ids)
         sets = [0 if request is None else request.protected for request in found]
+        decided = [request is not None and request.is_decided for request in found]
         return Batch(
             request_ids=request_ids,
-            known=[i if request is not None else None for i, request in zip(request_ids, found, strict=True)],
+            known=[i if is_decided else None for i, is_decided in zip(request_ids, decided, strict=True)],
             accounts=self._accounts.gather(request_ids),
             protected=self._protected.of_rows(self.ledger.upload(sets, torch.int64)),
             coupled=CoupledRows(flags, self.ledger.upload(flags, torch.bool)) if any(flags) else None,

@@ -350,3 +350,15 @@ def test_a_session_may_change_its_limits() -> None:
     assert verifier.ledger.spent("r") == spent
     verifier.release(["r"])
     assert len(verifier.ledger) == 0
+
+
+def test_a_session_that_is_sampled_from_now_on_reports_no_blocks() -> None:
+    """It is vLLM that samples it, and on V2 leaves its argmax unwritten: what lies there is no decision."""
+    verifier = make_verifier()
+    verifier.admit("a", verifier.config.limits, prompt_ids=[1])
+    assert step(verifier, {"a": drafts(1)})[1].keys() == {"a"}
+    verifier.admit("a", RequestLimits(0.0, 0.0, 0), prompt_ids=[1, 1], sampled=True)
+    assert not step(verifier, {"a": drafts(0, 0)})[1]
+    verifier.admit("a", verifier.config.limits, prompt_ids=[1, 1, 1])
+    assert step(verifier, {"a": drafts(1)})[1].keys() == {"a"}
+    assert verifier.ledger.spent("a") == 0.5

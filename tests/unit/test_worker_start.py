@@ -198,6 +198,20 @@ def test_the_seam_warms_up_before_vllm_watches_for_compilation(
     assert calls == ["init", *(["ours"] if samples else []), "vLLM"]
 
 
+def test_a_worker_that_has_served_may_warm_up_again() -> None:
+    """As elastic scaling does, outside inference mode, with tables that have grown inside it."""
+    runner = v1_step.Runner(1)
+    v1_step.attach(runner, CONFIG, {})
+    seam: Any = runner.asd_seam  # type: ignore[attr-defined]
+    with torch.inference_mode():
+        grow(seam.verifier)
+        seam.verifier.release(["request-3"])
+    calls: list[str] = []
+    warm_up = worker._wrap_warm_up(Worker(runner, calls), lambda: calls.append("vLLM"))
+    warm_up()
+    assert calls == ["vLLM"]
+
+
 def test_a_worker_that_was_not_asked_for_asd_is_left_alone(monkeypatch: pytest.MonkeyPatch) -> None:
     """Neither a seam nor a wrapped method."""
     monkeypatch.setattr(worker, "asd_config_of", lambda _: None)

@@ -203,7 +203,7 @@ class V2Seam(Seam):
 
     def _rehearse(self, logits: Tensor, ids: Tensor) -> None:
         num_logits = ids.shape[0]
-        num_blocks = -(-logits.shape[1] // VOCAB_BLOCK)
+        num_blocks = -(-self._seen_vocab_size // VOCAB_BLOCK)
         self.verifier.relax(
             MaximaBlocks(
                 logits=logits,
@@ -213,6 +213,14 @@ class V2Seam(Seam):
                 cu_num_logits=torch.tensor([0, num_logits], dtype=torch.int32, device=ids.device),
             )
         )
+
+    @property
+    def _seen_vocab_size(self) -> int:
+        """As many tokens as vLLM takes block maxima of: a drafter's cached logits may be narrower."""
+        size = self.verifier.shape.vocab_size
+        speculator = getattr(self.runner, "speculator", None)
+        draft_logits = getattr(speculator, "draft_logits", None)
+        return size if draft_logits is None else min(size, draft_logits.shape[-1])
 
     def _rehearse_noise(self, logits: Tensor, ids: Tensor) -> None:
         sampler = self.runner.sampler

@@ -47,9 +47,14 @@ def _wrap_init_device(original: Callable[..., Any]) -> Callable[..., Any]:
 
 def _wrap_warm_up(worker: Any, original: Callable[..., Any]) -> Callable[..., Any]:
     def compile_or_warm_up_model() -> Any:
+        import torch
+
         seam = getattr(worker.model_runner, "asd_seam", None)
         if seam is not None:
-            seam.warm_up()
+            # As in service. Elastic scaling warms up again: by then tables may have grown there, and torch
+            # refuses to write to those anywhere else.
+            with torch.inference_mode():
+                seam.warm_up()
         return original()
 
     return compile_or_warm_up_model

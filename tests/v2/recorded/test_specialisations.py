@@ -40,6 +40,7 @@ def servers() -> Iterator[Server]:
         yield Server(config, detailed=True)
     for num_draft, vocab_size in ((1, 64), (16, 9001), (40, 67)):
         yield Server(AsdConfig(), True, DraftShape(num_draft, vocab_size), dtype=torch.float16)
+    yield Server(AsdConfig(), shape=DraftShape(3, 9001), drafter_vocab_size=8000)
 
 
 class Traffic:
