@@ -8,7 +8,7 @@ rows, the logprobs and the bonus token stay vLLM's.
 What is read of vLLM's tensors, and which elements it leaves unwritten (``new_empty``):
 
 - ``target_local_max`` [N, B]: unwritten in rows whose place in the block is K or more, the bonus row of a
-  full block; in sampled rows it is the maximum as well.
+  full block (0.33: in every bonus row); in sampled rows it is the maximum as well.
 - ``target_local_argmax`` [N, B]: unwritten there, and in all rows of sampled requests.
 - ``target_logits`` [N, V], ``draft_sampled`` [N] (-1: never to be accepted), ``cu_num_logits`` [R + 1]: all
   written. Under adaptive verification only the device's ``cu_num_logits`` is right, which is the one read.
