@@ -99,8 +99,9 @@ def _serve(engine: LLMEngine, num_requests: int) -> tuple[list[dict[str, Any]], 
         running = [request for request in scheduler.running if request.num_output_tokens > 3]
         if running and chance.random() < 0.06:
             gone = chance.choice(running)
-            if hasattr(gone, "asd_report"):
-                reports.append(gone.asd_report.payload)
+            report = scheduler.asd_core.reports.report(gone.request_id)
+            if report is not None:
+                reports.append(report)
             engine.abort_request([gone.request_id], internal=True)
             seen["aborted"] += 1
     return reports, seen

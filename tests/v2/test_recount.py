@@ -31,3 +31,24 @@ def test_counters_equal_a_recount_from_the_reports(
     assert counters["num_preemptions"] > 0
     assert min(seen.values()) > 0, seen
     assert seen["finished"] + seen["aborted"] == NUM_REQUESTS
+
+
+def test_what_vllm_throws_away_is_not_charged(
+    tmp_path: Path, tiny_llama_dir: Path, tiny_llama_drafter_dir: Path
+) -> None:
+    """Asynchronous scheduling, steps in flight dropped again and again: paid is what the answers hold."""
+    arguments = ["tests.v2.discarded", str(tiny_llama_dir), str(tiny_llama_drafter_dir)]
+    log = run_module(arguments, triton_environment(), tmp_path / "discarded.log")
+    assert "Using V2 Model Runner" in log
+    result = json.loads(next(line for line in log.splitlines() if line.startswith('{"answers"')))
+    assert result["async"]
+    assert result["dropped"] > 10, "no step was in flight"
+    answers = result["answers"].values()
+    assert len(answers) == 8
+    for answer in answers:
+        report = answer["report"]
+        assert report["regret_spent"] == pytest.approx(report["regret"], abs=1e-12)
+        assert report["regret_spent"] <= answer["ledger"] <= report["budget"]
+        # All but what the step in flight at the answer's end may have paid, of three exceptions at most.
+        assert answer["ledger"] - report["regret_spent"] <= 3 * 1.5 * 4
+    assert sum(answer["report"]["exceptions"] for answer in answers) > 10

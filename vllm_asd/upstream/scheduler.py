@@ -106,7 +106,8 @@ def _wrap_init(original: Callable[..., Any]) -> Callable[..., Any]:
 
 def attach(scheduler: Any, config: AsdConfig) -> None:
     """Give a scheduler its notices, its reports and, unless the server has no statistics, its counters."""
-    Core(scheduler, config).bind()
+    scheduler.asd_core = Core(scheduler, config)
+    scheduler.asd_core.bind()
 
 
 class Core:
@@ -120,8 +121,8 @@ class Core:
         self._counters = StepCounters() if scheduler.log_stats else None
         self._kept = KeptTokens()
         self._sends_reports = level != "none"
-        self._reports = OpenReports(level == "detailed", self._counters, config.asd_mode == "shadow")
-        self._early = EarlyReports(self._reports)
+        self.reports = OpenReports(level == "detailed", self._counters, config.asd_mode == "shadow")
+        self._early = EarlyReports(self.reports)
 
     def bind(self) -> None:
         """Apply the patches to the scheduler."""
@@ -172,7 +173,7 @@ class Core:
             return
         limits = limits_of(self._config, params)
         if limits is not None:
-            self._reports.open(request.request_id, limits, sampled=not is_greedy(params))
+            self.reports.open(request.request_id, limits, sampled=not is_greedy(params))
         if self._sends_reports and params.stop:
             self._early.follow(request)
 
@@ -181,7 +182,7 @@ class Core:
 
         def free_request(request: Any, delay_free_blocks: bool = False) -> Any:
             self._kept.forget(request.request_id)
-            self._reports.close(request.request_id)
+            self.reports.close(request.request_id)
             self._early.end(request.request_id)
             return original(request, delay_free_blocks)
 
@@ -208,10 +209,10 @@ class Core:
                 [item.request_id for item in ended],
             )
             if blocks is not None and positions is not None:
-                self._reports.observe(blocks, positions, kept, self._early.cuttable(kept))
+                self.reports.observe(blocks, positions, kept, self._early.cuttable(kept))
             if self._sends_reports:
                 self._send(ended, items)
-            self._reports.settle()
+            self.reports.settle()
             self._hand_over(outputs)
             return outputs
 
@@ -223,7 +224,7 @@ class Core:
         if self._sends_reports:
             requests = self._scheduler.requests
             every = range(len(positions))
-            for row in every if self._early else self._reports.located(blocks):
+            for row in every if self._early else self.reports.located(blocks):
                 request = requests.get(blocks.request_ids[row])
                 positions[row] = 0 if request is None else request.num_output_tokens
         return positions
@@ -236,7 +237,7 @@ class Core:
                 if item.request_id in self._scheduler.requests:
                     # A session goes on, while another thread encodes what is sent.
                     metrics = item.spec_decode_metrics = copy_metrics(metrics)
-                metrics.asd = self._reports.report(item.request_id)
+                metrics.asd = self.reports.report(item.request_id)
         self._early.send(items)
 
     def _hand_over(self, outputs: Any) -> None:
