@@ -71,7 +71,7 @@ def main(target: str, drafter: str) -> None:
 
 def _allow_async_scheduling() -> None:
     """Undo what vLLM's CPU platform does: it switches it off, and nothing on this path needs a GPU."""
-    update = CpuPlatform.check_and_update_config.__func__  # type: ignore[attr-defined]
+    update = CpuPlatform.check_and_update_config.__func__
 
     def check_and_update_config(cls: type, vllm_config: Any) -> None:
         update(cls, vllm_config)
