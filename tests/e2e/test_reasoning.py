@@ -1,9 +1,11 @@
 """`asd_scope` in a real engine: exceptions only in the reasoning, or from an account of each phase."""
 
+import shutil
 from pathlib import Path
 from typing import Any
 
 import pytest
+from safetensors.torch import load_file, save_file
 
 from tests.e2e.engines import greedy, run, speculation
 
@@ -57,7 +59,11 @@ def test_phases(tmp_path: Path, tiny_llama_dir: Path, tiny_llama_drafter_dir: Pa
         for row, request in enumerate(batch):
             request["prompt"] = [*request["prompt"], 5 + row]
     native = speculation("draft_model", 4, tiny_llama_drafter_dir)
-    engine = {"model": str(tiny_llama_dir), "reasoning_parser": "deepseek_r1"}
+    engine = {
+        "model": str(_saying_markers(tiny_llama_dir, tmp_path / "model")),
+        "reasoning_parser": "deepseek_r1",
+        "dtype": "float32",
+    }
     (result,) = run(tmp_path, [{"engine": engine | {"speculative_config": config}, "batches": batches}])
     # In a process of its own: vLLM 0.32 cannot start a second engine on a CPU once numba is loaded.
     job = {"engine": engine | {"speculative_config": native}, "batches": batches[2:]}
@@ -81,6 +87,15 @@ def test_phases(tmp_path: Path, tiny_llama_dir: Path, tiny_llama_drafter_dir: Pa
     strict = result["batches"][2]
     assert all(request["completions"][0]["metrics"]["asd"]["mode"] == "strict" for request in strict)
     assert _tokens(strict) == _tokens(plain["batches"][0])
+
+
+def _saying_markers(model: Path, folder: Path) -> Path:
+    """Copy a random model so that it says a think marker now and then, whatever the CPU makes of its text."""
+    shutil.copytree(model, folder)
+    weights = load_file(folder / "model.safetensors")
+    weights["lm_head.weight"][[THINK, END]] *= 1.4
+    save_file(weights, folder / "model.safetensors", {"format": "pt"})
+    return folder
 
 
 def _after(report: dict[str, Any], position: int) -> int:

@@ -84,14 +84,20 @@ def _serve(engine: LLMEngine, num_requests: int) -> tuple[list[dict[str, Any]], 
         prompt = [chance.randrange(5, 512) for _ in range(chance.randrange(4, 60))]
         engine.add_request(str(index), {"prompt_token_ids": prompt}, _params(index, chance))
     reports: list[dict[str, Any]] = []
-    seen = {"finished": 0, "stop": 0, "length": 0, "aborted": 0, "sampled": 0, "shadow": 0}
+    seen = {"finished": 0, "stop": 0, "length": 0, "aborted": 0, "sampled": 0, "shadow": 0, "cut": 0}
+    internal: dict[str, str] = {}
     while engine.has_unfinished_requests():
+        internal |= {request_id.partition("-")[0]: request_id for request_id in scheduler.requests}
         finished = [output for output in engine.step() if output.finished]
         for output in finished:
             completion = output.outputs[0]
             seen["finished"] += 1
             seen[completion.finish_reason] += 1
             report = completion.spec_decode_metrics.to_dict().get("asd")
+            if isinstance(completion.stop_reason, str):
+                # The front end cut this report at the stop string; the counters have the engine core's.
+                report = scheduler.asd_core.reports.report(internal[output.request_id])
+                seen["cut"] += 1
             seen["sampled"] += report is None
             if report is not None:
                 seen["shadow"] += report["mode"] == "shadow"
