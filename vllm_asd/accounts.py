@@ -28,11 +28,13 @@ class BatchAccounts(NamedTuple):
         slots: [R] int64, the rows' accounts in the ledger; in scope "phases" those for the reasoning.
         answer: [R] int64, those for the answer, or None when there is one per request.
         phase_slots: [R] int64, or None when phases are not followed.
+        steady: What each step decides by where phases are not followed.
     """
 
     slots: Tensor
     answer: Tensor | None
     phase_slots: Tensor | None
+    steady: StepAccounts
 
 
 class StepAccounts(NamedTuple):
@@ -110,12 +112,13 @@ class Accounts:
         """Look up a batch of R requests; unknown ones get an account that is strict and never changes."""
         answer = self.ledger.slots([_answer_id(i) for i in request_ids]) if self.per_phase else None
         phase_slots = None if self.markers is None else self._phases.slots(request_ids)
-        return BatchAccounts(self.ledger.slots(request_ids), answer, phase_slots)
+        slots = self.ledger.slots(request_ids)
+        return BatchAccounts(slots, answer, phase_slots, StepAccounts(slots, None, None))
 
     def at_step(self, batch: BatchAccounts) -> StepAccounts:
         """Read the phases in which a step begins, and pick each row's account by it."""
         if batch.phase_slots is None:
-            return StepAccounts(batch.slots, None, None)
+            return batch.steady
         thinking = self._phases.thinking(batch.phase_slots)
         slots = batch.slots if batch.answer is None else torch.where(thinking, batch.slots, batch.answer)
         return StepAccounts(slots, thinking, batch.phase_slots)

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from vllm_asd.accounts import BatchAccounts, StepAccounts
 from vllm_asd.guard import GuardedRows
-from vllm_asd.kernels import Outcome, ProtectedIds, RowLimits
+from vllm_asd.kernels import Outcome, RowLimits
 
 
 class CoupledRows(NamedTuple):
@@ -38,7 +38,7 @@ class Batch(NamedTuple):
         request_ids: In batch order.
         known: The same, None for those that have no entry, and for those that vLLM samples.
         accounts: Their accounts.
-        protected: The tokens that their exceptions leave alone.
+        limits: What the rule knows of them, but for guards, phases and scope.
         coupled: None when no row is.
         guard_slots: [R] int64, or None when no row is guarded.
     """
@@ -46,7 +46,7 @@ class Batch(NamedTuple):
     request_ids: list[str]
     known: list[str | None]
     accounts: BatchAccounts
-    protected: ProtectedIds
+    limits: RowLimits
     coupled: CoupledRows | None
     guard_slots: Tensor | None
 

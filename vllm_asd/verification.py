@@ -365,18 +365,12 @@ class Verifier:
         return [*(stop_ids if self.config.asd_protect == "stop" else ()), *markers]
 
     def _start(self, batch: Batch) -> Step:
-        accounts = self._accounts.at_step(batch.accounts)
-        guarded = None
+        accounts, guarded, limits = self._accounts.at_step(batch.accounts), None, batch.limits
         if batch.guard_slots is not None:
             guarded = GuardedRows(batch.guard_slots, self._guards.tripped(batch.guard_slots))
-        limits = RowLimits(
-            accounts=self.ledger.accounts,
-            slots=accounts.slots,
-            protected=batch.protected,
-            closed=None if guarded is None else guarded.tripped,
-            in_scope=None,
-            pricing=self.config.asd_pricing,
-        )
+            limits = limits._replace(closed=guarded.tripped)
+        if accounts.slots is not limits.slots:
+            limits = limits._replace(slots=accounts.slots)
         return Step(batch, accounts, guarded, limits)
 
     def _gather(self, request_ids: list[str]) -> Batch:
@@ -385,11 +379,16 @@ class Verifier:
         guarded = any(request_id in self._guards for request_id in request_ids)
         sets = [0 if request is None else request.protected for request in found]
         decided = [request is not None and request.is_decided for request in found]
+        accounts = self._accounts.gather(request_ids)
+        protected = self._protected.of_rows(self.ledger.upload(sets, torch.int64))
         return Batch(
             request_ids=request_ids,
             known=[i if is_decided else None for i, is_decided in zip(request_ids, decided, strict=True)],
-            accounts=self._accounts.gather(request_ids),
-            protected=self._protected.of_rows(self.ledger.upload(sets, torch.int64)),
+            accounts=accounts,
+            # The ledger's tensor is another one only when a request has come, which makes another batch.
+            limits=RowLimits(
+                self.ledger.accounts, accounts.slots, protected, None, None, self.config.asd_pricing
+            ),
             coupled=CoupledRows(flags, self.ledger.upload(flags, torch.bool)) if any(flags) else None,
             guard_slots=self._guards.slots(request_ids) if guarded else None,
         )

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from vllm_asd.upstream.rank_fault import answers, fault_ends_silent_rank
+from vllm_asd.upstream.rank_fault import answers, end_if_silent
 
 parallel_state: Any = pytest.importorskip("vllm.distributed.parallel_state")
 
@@ -25,9 +25,12 @@ def ranks(monkeypatch: pytest.MonkeyPatch) -> Any:
 
 
 def fail() -> None:
-    """Have a fault under the guard."""
-    with fault_ends_silent_rank():
+    """Have a fault as the seams have theirs."""
+    try:
         raise ValueError("no decision")
+    except Exception:
+        end_if_silent()
+        raise
 
 
 def test_without_ranks_a_fault_passes_through() -> None:

@@ -2,6 +2,9 @@
 
 Needs numba, which vLLM depends on. Compiled once per process by :func:`warm_up` and not cached on disk: it
 takes a second or two of a start of many, and no stale or unwritable cache can come between.
+
+The loops are called with addresses and sizes, all plain integers: to have numba take a dozen arrays apart
+costs more than the decision. What the integers point to is checked here, before the call.
 """
 
 from __future__ import annotations
@@ -29,25 +32,9 @@ _REUSED_TO, _STOP_TO, _CHARGED_TO = int(Column.REUSED), int(Column.STOP), int(Co
 _SPENT_TO, _SHADOW_TO = int(Column.SPENT), int(Column.SHADOW)
 _THINKING_TO, _GUARD_TO = int(Column.THINKING), int(Column.GUARD)
 
-# Layout "A" takes any strides, so that no layout that turns up in a request makes numba compile anew.
-_INT64, _INT64_2D = numba.types.Array(numba.int64, 1, "A"), numba.types.Array(numba.int64, 2, "A")
-_FLOAT64, _FLOAT64_2D = numba.types.Array(numba.float64, 1, "A"), numba.types.Array(numba.float64, 2, "A")
-_BOOL, _BOOL_2D = numba.types.Array(numba.bool_, 1, "A"), numba.types.Array(numba.bool_, 2, "A")
-_INT32, _INT32_2D = numba.types.Array(numba.int32, 1, "A"), numba.types.Array(numba.int32, 2, "A")
-_FLOAT32_2D = numba.types.Array(numba.float32, 2, "A")
-# vLLM keeps drafts in either width.
-_DECIDE_SIGNATURES = [
-    numba.void(
-        *(_FLOAT32_2D, numba.bool_, numba.int64, _INT64, ids, ids),
-        *(_FLOAT64_2D, _INT64, _INT32_2D, _INT64, _BOOL, _BOOL_2D, numba.bool_),
-        *(_FLOAT64_2D, numba.int64),
-    )
-    for ids in (_INT32, _INT64)
-]
-_CHARGE_SIGNATURE = numba.void(_FLOAT64_2D, _INT64, _FLOAT64, _INT64, _FLOAT64, _FLOAT64_2D)
-_EVERYWHERE = np.zeros((0, 0), dtype=np.bool_)
-_NOWHERE = np.zeros(0, dtype=np.bool_)
-_NO_TOKENS = np.zeros(0, dtype=np.int64)
+# One signature, so that nothing that turns up in a request makes numba compile anew.
+_DECIDE_SIGNATURE = numba.void(*[numba.int64] * 25)
+_CHARGE_SIGNATURE = numba.void(*[numba.int64] * 11)
 
 
 def verify_drafts_cpu(blocks: DraftBlocks, rows: RowLimits, outcome: Outcome) -> None:
@@ -64,41 +51,64 @@ def verify_drafts_cpu(blocks: DraftBlocks, rows: RowLimits, outcome: Outcome) ->
         # Two columns, the argmax's and the draft's, in place of V: numpy has no bfloat16.
         pairs = torch.stack((blocks.argmax, draft_ids.to(torch.int64)), dim=1)
         logits = logits.gather(1, pairs.clamp_(0, vocab_size - 1)).to(torch.float32)
-    if draft_ids.dtype != cu_num_draft.dtype:
+    if draft_ids.dtype != cu_num_draft.dtype or draft_ids.dtype not in (torch.int32, torch.int64):
         draft_ids, cu_num_draft = draft_ids.to(torch.int64), cu_num_draft.to(torch.int64)
+    # Every tensor keeps its name until the call is over: an address holds nothing.
+    logits, argmax = _packed(logits, torch.float32), _packed(blocks.argmax, torch.int64)
+    draft_ids, cu_num_draft = _packed(draft_ids, draft_ids.dtype), _packed(cu_num_draft, draft_ids.dtype)
+    accounts, slots = _packed(rows.accounts, torch.float64), _packed(rows.slots, torch.int64)
+    words = _packed(rows.protected.words, torch.int32)
+    set_index = _packed(rows.protected.row, torch.int64)
+    closed = None if rows.closed is None else _packed(rows.closed, torch.bool)
+    in_scope = None if rows.in_scope is None else _packed(rows.in_scope, torch.bool)
+    table = _packed(outcome.table, torch.float64)
     _compiled_decide()(
-        logits.numpy(),
-        has_pairs,
-        vocab_size,
-        blocks.argmax.numpy(),
-        draft_ids.numpy(),
-        cu_num_draft.numpy(),
-        rows.accounts.numpy(),
-        rows.slots.numpy(),
-        rows.protected.words.numpy(),
-        rows.protected.row.numpy(),
-        _NOWHERE if rows.closed is None else rows.closed.numpy(),
-        _EVERYWHERE if rows.in_scope is None else rows.in_scope.numpy(),
-        rows.pricing == "realized",
-        outcome.table.numpy(),
-        outcome.width,
+        *(logits.data_ptr(), logits.shape[1], has_pairs, vocab_size, argmax.data_ptr()),
+        *(draft_ids.data_ptr(), draft_ids.dtype is torch.int64, draft_ids.shape[0], cu_num_draft.data_ptr()),
+        *(accounts.data_ptr(), *accounts.shape, slots.data_ptr(), slots.shape[0]),
+        *(words.data_ptr(), *words.shape, set_index.data_ptr()),
+        0 if closed is None else closed.data_ptr(),
+        *((0, 0) if in_scope is None else (in_scope.data_ptr(), in_scope.shape[1])),
+        *(rows.pricing == "realized", table.data_ptr(), table.shape[1], outcome.width),
     )
+    _write_back(argmax, blocks.argmax)
+    _write_back(table, outcome.table)
 
 
 def charge_accounts_cpu(
     accounts: Tensor, slots: Tensor, charged: Tensor, emitted_tokens: Tensor | None, spent: Tensor
 ) -> Tensor:
     """Charge one step on the CPU; :func:`charge_accounts_reference`'s contract, with the same bits."""
-    before = np.empty((slots.shape[0], 2), dtype=np.float64)
+    packed, slots = _packed(accounts, torch.float64), _packed(slots, torch.int64)
+    emitted = None if emitted_tokens is None else _packed(emitted_tokens.to(torch.int64), torch.int64)
+    if charged.dtype is not torch.float64 or spent.dtype is not torch.float64:
+        raise TypeError(f"expected float64, got {charged.dtype} and {spent.dtype}")
+    before = torch.from_numpy(np.empty((slots.shape[0], 2)))
     _compiled_charge()(
-        accounts.numpy(),
-        slots.numpy(),
-        charged.numpy(),
-        _NO_TOKENS if emitted_tokens is None else emitted_tokens.numpy().astype(np.int64, copy=False),
-        spent.numpy(),
-        before,
+        *(packed.data_ptr(), *packed.shape, slots.data_ptr(), slots.shape[0]),
+        *(charged.data_ptr(), charged.stride(0), 0 if emitted is None else emitted.data_ptr()),
+        *(spent.data_ptr(), spent.stride(0), before.data_ptr()),
     )
-    return torch.from_numpy(before)
+    _write_back(packed, accounts)
+    return before
+
+
+def _packed(tensor: Tensor, dtype: torch.dtype) -> Tensor:
+    """The tensor itself, or a copy when there are gaps in it: the loops are not told strides.
+
+    Raises:
+        TypeError: It is of another type, or not on the CPU.
+    """
+    if tensor.dtype is not dtype or not tensor.is_cpu:
+        raise TypeError(f"expected {dtype} on the CPU, got {tensor.dtype} on {tensor.device}")
+    return tensor if tensor.is_contiguous() else tensor.contiguous()
+
+
+def _write_back(packed: Tensor, tensor: Tensor) -> None:
+    """Copy what a loop wrote to where it belongs, unless it was written there."""
+    if packed is not tensor:
+        # PyTorch lets nobody but numpy write to a tensor of inference mode outside of it.
+        tensor.numpy()[...] = packed.numpy()
 
 
 def warm_up() -> None:
@@ -109,35 +119,128 @@ def warm_up() -> None:
 
 @functools.cache
 def _compiled_decide() -> Callable[..., None]:
-    compiled: Callable[..., None] = numba.njit(_DECIDE_SIGNATURES)(_decide)
+    compiled: Callable[..., None] = numba.njit(_DECIDE_SIGNATURE)(_decide_at)
     return compiled
 
 
 @functools.cache
 def _compiled_charge() -> Callable[..., None]:
-    compiled: Callable[..., None] = numba.njit(_CHARGE_SIGNATURE)(_charge)
+    compiled: Callable[..., None] = numba.njit(_CHARGE_SIGNATURE)(_charge_at)
     return compiled
 
 
+@numba.extending.intrinsic
+def _pointer(typing_context: Any, address: Any) -> Any:  # noqa: ARG001
+    """Make a pointer of an integer; numba has no such call."""
+
+    def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+        return builder.inttoptr(arguments[0], context.get_value_type(signature.return_type))
+
+    return numba.types.voidptr(address), generate
+
+
+def _charge_at(
+    accounts: int,
+    num_accounts: int,
+    num_columns: int,
+    slots: int,
+    num_rows: int,
+    charged: int,
+    charged_stride: int,
+    emitted_tokens: int,
+    spent: int,
+    spent_stride: int,
+    before: int,
+) -> None:
+    """Call :func:`_charge` with the arrays at these addresses; ``emitted_tokens`` may be 0."""
+    _charge(
+        numba.carray(_pointer(accounts), (num_accounts, num_columns), np.float64),
+        numba.carray(_pointer(slots), num_rows, np.int64),
+        numba.carray(_pointer(charged), (num_rows, charged_stride), np.float64),
+        numba.carray(_pointer(emitted_tokens), num_rows if emitted_tokens != 0 else 0, np.int64),
+        numba.carray(_pointer(spent), (num_rows, spent_stride), np.float64),
+        numba.carray(_pointer(before), (num_rows, 2), np.float64),
+    )
+
+
+@numba.njit
 def _charge(accounts: Any, slots: Any, charged: Any, emitted_tokens: Any, spent: Any, before: Any) -> None:
-    """Charge row by row; ``emitted_tokens`` without elements credits nothing."""
+    """Charge row by row; ``emitted_tokens`` without elements credits nothing.
+
+    ``charged`` and ``spent`` are columns of a table: [R, stride], of which the first is theirs.
+    """
     for row in range(slots.shape[0]):
         slot = slots[row]
         before[row, 0] = accounts[slot, REMAINING]
         before[row, 1] = accounts[slot, GRANTED]
         if slot == 0:
-            spent[row] = 0.0
+            spent[row, 0] = 0.0
             continue
         budget = accounts[slot, BUDGET]
-        after = max(accounts[slot, REMAINING] - charged[row], 0.0)
+        after = max(accounts[slot, REMAINING] - charged[row, 0], 0.0)
         if emitted_tokens.shape[0] > 0:
             refilled = min(budget, after + accounts[slot, REFILL] * emitted_tokens[row])
             accounts[slot, GRANTED] += refilled - after
             after = refilled
         accounts[slot, REMAINING] = after
-        spent[row] = budget + accounts[slot, GRANTED] - after
+        spent[row, 0] = budget + accounts[slot, GRANTED] - after
 
 
+def _decide_at(
+    logits: int,
+    num_columns: int,
+    has_pairs: int,
+    vocab_size: int,
+    argmax: int,
+    draft_ids: int,
+    wide_ids: int,
+    num_drafts: int,
+    cu_num_draft: int,
+    accounts: int,
+    num_accounts: int,
+    num_account_columns: int,
+    slots: int,
+    num_rows: int,
+    words: int,
+    num_sets: int,
+    num_words: int,
+    set_index: int,
+    closed: int,
+    in_scope: int,
+    scope_width: int,
+    realized: int,
+    table: int,
+    num_table_columns: int,
+    width: int,
+) -> None:
+    """Call :func:`_decide` with the arrays at these addresses; ``closed`` and ``in_scope`` may be 0."""
+    step = (
+        numba.carray(_pointer(logits), (num_drafts, num_columns), np.float32),
+        has_pairs != 0,
+        vocab_size,
+        numba.carray(_pointer(argmax), num_drafts, np.int64),
+    )
+    rows = (
+        numba.carray(_pointer(accounts), (num_accounts, num_account_columns), np.float64),
+        numba.carray(_pointer(slots), num_rows, np.int64),
+        numba.carray(_pointer(words), (num_sets, num_words), np.int32),
+        numba.carray(_pointer(set_index), num_rows, np.int64),
+        numba.carray(_pointer(closed), num_rows if closed != 0 else 0, np.bool_),
+        numba.carray(_pointer(in_scope), (num_rows if in_scope != 0 else 0, scope_width), np.bool_),
+        realized != 0,
+        numba.carray(_pointer(table), (num_rows, num_table_columns), np.float64),
+        width,
+    )
+    # vLLM keeps drafts in either width.
+    if wide_ids != 0:
+        ids = numba.carray(_pointer(draft_ids), num_drafts, np.int64)
+        _decide(*step, ids, numba.carray(_pointer(cu_num_draft), num_rows, np.int64), *rows)
+    else:
+        short_ids = numba.carray(_pointer(draft_ids), num_drafts, np.int32)
+        _decide(*step, short_ids, numba.carray(_pointer(cu_num_draft), num_rows, np.int32), *rows)
+
+
+@numba.njit
 def _decide(
     logits: Any,
     has_pairs: bool,

@@ -59,6 +59,8 @@ class Outcome(NamedTuple):
 
     def rows(self, first: int, number: int) -> Outcome:
         """Some consecutive rows, as a view."""
+        if first == 0 and number == self.table.shape[0]:
+            return self
         return Outcome(self.table[first : first + number], self.width)
 
     def cut(self, kept_tokens: int) -> Outcome:
@@ -79,7 +81,8 @@ class Outcome(NamedTuple):
 
     def column(self, column: Column) -> Tensor:
         """[R] float64, a view."""
-        return self.table[:, column]
+        # Several times faster than indexing.
+        return self.table.select(1, column)
 
     def counts(self, column: Column) -> Tensor:
         """[R] int64, a copy."""

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import logging
+from collections.abc import Iterable
 from typing import Any
 
 from vllm_asd.config import AsdConfig, AsdConfigError, RequestLimits
 from vllm_asd.upstream.commit import notice_of
-from vllm_asd.upstream.rank_fault import fault_ends_silent_rank
+from vllm_asd.upstream.rank_fault import end_if_silent
 from vllm_asd.verification import Verifier
 
 logger = logging.getLogger("vllm.vllm_asd")
@@ -17,21 +18,29 @@ _GREEDY_BELOW = 1e-5  # vLLM's own border, vllm/sampling_params.py: _SAMPLING_EP
 _STRICT = RequestLimits(budget=0.0, gate=0.0, block_cap=0)
 
 
-@fault_ends_silent_rank()
 def follow_schedule(verifier: Verifier, scheduler_output: Any) -> None:
     """Take back what was not kept, close the entries of finished requests, then open those of new ones.
 
     In this order, because an id can be in both when it is reused at once. A resumed request, which the V2
     runner gets as a new one, finds its entry and keeps it; so does the next chunk of a streaming session.
     """
-    notice = notice_of(scheduler_output)
-    if notice is not None:
-        for request_id, rollback in notice.rollbacks.items():
-            verifier.roll_back(request_id, rollback.after_step, rollback.kept_tokens)
-        verifier.start_step(notice.step, notice.committed_through)
-    if scheduler_output.finished_req_ids:
-        verifier.release(scheduler_output.finished_req_ids)
-    for new in scheduler_output.scheduled_new_reqs:
+    try:
+        notice = notice_of(scheduler_output)
+        if notice is not None:
+            for request_id, rollback in notice.rollbacks.items():
+                verifier.roll_back(request_id, rollback.after_step, rollback.kept_tokens)
+            verifier.start_step(notice.step, notice.committed_through)
+        if scheduler_output.finished_req_ids:
+            verifier.release(scheduler_output.finished_req_ids)
+        if scheduler_output.scheduled_new_reqs:
+            _admit(verifier, scheduler_output.scheduled_new_reqs)
+    except Exception:
+        end_if_silent()
+        raise
+
+
+def _admit(verifier: Verifier, requests: Iterable[Any]) -> None:
+    for new in requests:
         params = new.sampling_params
         if params is None:
             continue

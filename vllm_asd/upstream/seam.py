@@ -9,7 +9,7 @@ from typing import Any
 from vllm_asd.config import AsdConfig
 from vllm_asd.telemetry.step_report import StepReport
 from vllm_asd.upstream import way_back, wire
-from vllm_asd.upstream.rank_fault import fault_ends_silent_rank
+from vllm_asd.upstream.rank_fault import end_if_silent
 from vllm_asd.upstream.think_markers import think_markers
 from vllm_asd.verification import DraftShape, Verifier
 
@@ -44,8 +44,11 @@ class Seam(ABC):
         """Send the step's report along with the step's output."""
 
         def sample_tokens(*args: Any, **kwargs: Any) -> Any:
-            with fault_ends_silent_rank():
+            try:
                 output = original(*args, **kwargs)
+            except Exception:
+                end_if_silent()
+                raise
             report, self._report = self._report, None
             return output if report is None else way_back.send(output, report)
 

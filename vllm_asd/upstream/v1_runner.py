@@ -12,8 +12,7 @@ also for sampled rows), the logits behind it [N, V] (all), ``draft_token_ids`` [
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from contextvars import ContextVar
 from typing import Any
 
@@ -22,6 +21,7 @@ import torch
 from vllm_asd.batch import Emitted
 from vllm_asd.config import AsdConfig
 from vllm_asd.kernels import DraftBlocks
+from vllm_asd.telemetry.step_report import StepReport
 from vllm_asd.upstream import cpu_expand
 from vllm_asd.upstream.arguments import with_arguments
 from vllm_asd.upstream.patching import APPLIED, Patch
@@ -151,11 +151,14 @@ class V1Seam(Seam):
         """Open the step, let vLLM sample, close the step with what it emitted."""
 
         def sample(logits: Any, spec_decode_metadata: Any) -> Any:
-            with self._step():
+            active = self.verifier.begin(self.runner.input_batch.req_ids)
+            token = _current.set(self if active else None)
+            try:
                 output = original(logits, spec_decode_metadata)
-            num_rows = output.sampled_token_ids.shape[0]
-            discarded = self.runner.discard_request_mask.gpu[:num_rows]
-            self._report = self.verifier.finish(Emitted(output.sampled_token_ids, discarded=discarded))
+            finally:
+                _current.reset(token)
+                self._logits = None
+            self._report = self._finish(output.sampled_token_ids) if active else None
             return output
 
         return sample
@@ -190,15 +193,9 @@ class V1Seam(Seam):
         if logits is not None:
             self.verifier.relax(DraftBlocks(logits, argmax, draft_ids, cu_num_draft, width))
 
-    @contextmanager
-    def _step(self) -> Iterator[None]:
-        active = self.verifier.begin(self.runner.input_batch.req_ids)
-        token = _current.set(self if active else None)
-        try:
-            yield
-        finally:
-            _current.reset(token)
-            self._logits = None
+    def _finish(self, ids: Any) -> StepReport | None:
+        discarded = self.runner.discard_request_mask.gpu[: ids.shape[0]]
+        return self.verifier.finish(Emitted(ids, discarded=discarded))
 
 
 def _couple(arguments: dict[str, Any]) -> None:
