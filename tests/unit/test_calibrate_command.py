@@ -149,10 +149,10 @@ def calibrate(server: PlayedServer, folder: Path, *more: str) -> Result:
         [
             *data,
             f"--url=http://127.0.0.1:{server.server_port}",
-            f"--config={folder / 'base.yaml'}",
+            f"--server-config={folder / 'base.yaml'}",
             f"--output={folder / 'out'}",
             f"--freeze={folder / 'frozen.yaml'}",
-            "--prompts=12",
+            "--prompts=6",
             "--max-exceptions=20",
             "--max-regret=20",
             "--concurrency=4",
@@ -213,7 +213,7 @@ def test_goes_on_after_a_failure_without_asking_twice(server: PlayedServer, fold
             "--data maths=nowhere.jsonl: give NAME=FILE.jsonl with a file that exists",
         ),
         (["--freeze=frozen.json"], "vLLM takes only .yaml"),
-        (["--model=m"], "--model stands in the --config file"),
+        (["--model=m"], "--model stands in the --server-config file"),
         (["--url=http://127.0.0.1:1"], "no vLLM server answers"),
     ],
 )

@@ -20,7 +20,7 @@ from vllm_asd.tools.settings_file import keep_settings
 
 CONTROL = "strict"
 _CONTROL_XARGS: dict[str, Any] = {"asd_budget": 0}
-_CONDITIONS = "conditions.json"
+CONDITIONS = "conditions.json"
 _ANSWERS = "answers.jsonl"
 
 
@@ -123,7 +123,7 @@ def calibrate(plan: Plan) -> Calibration:
         openai.OpenAIError: A request failed. What was finished is in the folder.
     """
     plan.grid.refuse_narrower(plan.served.limits)
-    keep_settings(plan.folder / _CONDITIONS, plan.conditions())
+    keep_settings(plan.folder / CONDITIONS, plan.conditions())
     arms = {ARM: XARGS, CONTROL: _CONTROL_XARGS}
     both = _by_arm(_ask(plan, arms, len(plan.prompts)))
     looking, control = (_in_order(plan.prompts, both[arm]) for arm in arms)
