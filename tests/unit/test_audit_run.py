@@ -1,6 +1,7 @@
 """The audit against a server that is made up: its order, its limits, what it refuses, how it resumes."""
 
 import json
+import sys
 import threading
 from collections import Counter
 from collections.abc import Iterator
@@ -15,7 +16,7 @@ pytest.importorskip("tenacity")
 
 from typer.testing import CliRunner
 
-from vllm_asd.cli.audit import app
+from vllm_asd.cli.audit import _FAILING, app
 from vllm_asd.tools.answers import prompt_digest
 from vllm_asd.tools.audit.items import ARMS, Item, read_items
 
@@ -190,6 +191,41 @@ def test_a_server_with_a_key_is_asked_with_it(
     assert _audit(server, data, tmp_path / "out", "--prompts", "1")[0] == 0
 
 
+def test_the_key_of_the_option_is_sent_and_not_kept(
+    server: _Server, data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    server.key = "sesame"
+    monkeypatch.setenv("VLLM_API_KEY", "wrong")
+    monkeypatch.setattr(sys, "argv", ["vllm-asd", "audit", "--api-key", "sesame", "--api-key=sesame"])
+    code, said = _audit(server, data, tmp_path / "out", "--prompts", "1", "--api-key", "sesame")
+    assert code == 0, said
+    report = (tmp_path / "out" / "report.json").read_text()
+    assert "--api-key" in report
+    assert "sesame" not in report
+
+
+@pytest.mark.parametrize(
+    ("fail_on", "code"), [((), 0), (("--fail-on", "inferior"), 0), (("--fail-on", "undecided"), 3)]
+)
+def test_an_undecided_verdict_fails_where_asked(
+    server: _Server, data: Path, tmp_path: Path, fail_on: tuple[str, ...], code: int
+) -> None:
+    """Five items decide nothing."""
+    assert _audit(server, data, tmp_path / "out", *fail_on)[0] == code
+
+
+def test_undecided_implies_inferior() -> None:
+    assert _FAILING == {"inferior": ("inferior",), "undecided": ("inferior", "undecided")}
+
+
+def test_json_is_all_of_stdout(server: _Server, data: Path, tmp_path: Path) -> None:
+    url = f"http://127.0.0.1:{server.server_port}"
+    arguments = ["--url", url, "--data", str(data), "--output", str(tmp_path / "out"), "--tasks", "gsm8k"]
+    result = CliRunner().invoke(app, [*arguments, "--json"])
+    assert result.exit_code == 0, result.stderr
+    assert json.loads(result.stdout) == json.loads((tmp_path / "out" / "report.json").read_text())
+
+
 @pytest.mark.parametrize("most_answers", [3, 8, 17])
 def test_a_killed_audit_goes_on_where_it_was(
     server: _Server, data: Path, tmp_path: Path, most_answers: int
@@ -212,7 +248,7 @@ def test_a_killed_audit_goes_on_where_it_was(
 def test_another_audit_in_the_same_folder_is_refused(server: _Server, data: Path, tmp_path: Path) -> None:
     assert _audit(server, data, tmp_path / "out", "--prompts", "1")[0] == 0
     code, said = _audit(server, data, tmp_path / "out", "--limits", '{"asd_budget": 1}')
-    assert code == 1
+    assert code == 2
     assert "was begun with limits.asd_budget=2.0, not 1.0: give the same, or another --output" in said
 
 
@@ -220,7 +256,7 @@ def test_another_audit_in_the_same_folder_is_refused(server: _Server, data: Path
     ("options", "said"),
     [
         (("--limits", '{"asd_budget": 9}'), "asd_budget=9.0 is laxer than this server allows"),
-        (("--limits", '{"asd_pricing": "realized"}'), "asd_pricing is no limit"),
+        (("--limits", '{"asd_pricing": "realized"}'), "asd_pricing can only be set by the server"),
         (("--limits", "8"), "--limits is not a JSON object but 8: give for example"),
         (("--tasks", "humaneval"), "no humaneval/audit.jsonl in"),
         (("--tasks", "nothing"), "there is no task nothing"),
@@ -234,7 +270,7 @@ def test_what_cannot_be_done_is_one_line(
     server: _Server, data: Path, tmp_path: Path, options: tuple[str, ...], said: str
 ) -> None:
     code, output = _audit(server, data, tmp_path / "out", *options)
-    assert code == 1
+    assert code == (1 if said.startswith(("asd_budget", "no vLLM")) else 2)
     assert said in output
     assert not server.sent
 

@@ -142,7 +142,7 @@ def test_a_vllm_that_refuses_fly_does_not_cost_the_rest(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(("k", "window"), [(5, 4), (7, None)])
 def test_flys_window_is_shorter_than_the_draft_and_our_keys_are_gone(k: int, window: int | None) -> None:
-    text = json.dumps({"method": "eagle3", "num_speculative_tokens": k, "asd_gate": 0.5})
+    text = json.dumps({"method": "eagle3", "model": "h", "num_speculative_tokens": k, "asd_gate": 0.5})
     config = fly_config(read_speculations([text], None, None, 5)[0])
     assert config.pop("fly_window_size", None) == window
     assert config == {"method": "eagle3", "num_speculative_tokens": k, "rejection_sample_method": "fly"}

@@ -38,7 +38,7 @@ def main(
         str | None, typer.Option(help="Instead of --data: a data set name of `vllm bench serve`.")
     ] = None,
     dataset_path: Annotated[str | None, typer.Option(help="What that data set reads.")] = None,
-    chat: Annotated[bool, typer.Option(help="Put prompts into the model's chat template.")] = True,
+    chat: options.Chat = True,
     requests: Annotated[int, typer.Option(help="Requests per measurement, at least.", min=1)] = 8,
     waves: Annotated[int, typer.Option(help="And at least this many per user.", min=1)] = 4,
     max_tokens: Annotated[int, typer.Option(help="Output tokens of each request.", min=2)] = 128,

@@ -38,7 +38,7 @@ def main(
     prompt: Annotated[str | None, typer.Option(help="What to ask it.")] = None,
     served_model: options.ServedModel = None,
     max_tokens: Annotated[int, typer.Option(help="Of the answer.", min=1)] = 256,
-    chat: Annotated[bool, typer.Option(help="Ask as a chat message, or as plain text.")] = True,
+    chat: options.Chat = True,
     limits: options.Limits = None,
     html: Annotated[Path | None, typer.Option(help="Write the page here as well.")] = None,
     save: Annotated[Path | None, typer.Option(help="Write the response (JSON) here.")] = None,

@@ -74,6 +74,10 @@ Output = Annotated[
     Path,
     typer.Option("--output", help="Folder for the results; what is unfinished there is continued."),
 ]
+Chat = Annotated[
+    bool,
+    typer.Option("--chat/--no-chat", help="Ask through the model's chat template, or as plain text."),
+]
 AsJson = Annotated[
     bool, typer.Option("--json", help="Print the figures as JSON to stdout, and nothing else there.")
 ]

@@ -1,7 +1,6 @@
 """One calibration from the first request to the chosen setting, resumable from its folder."""
 
 import asyncio
-import json
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
@@ -103,7 +102,7 @@ def deal(data: Sequence[DataFile], total: int) -> list[Prompt]:
     for file in data:
         try:
             piles.append(list(read_prompts(file.name, file.path, share)))
-        except (KeyError, TypeError, json.JSONDecodeError) as error:
+        except (KeyError, TypeError, ValueError, RecursionError) as error:
             wanted = "each line must be JSON with `id` and `prompt`"
             raise ValueError(f"{file.path}: {wanted} ({error!r})") from None
     prompts = [p for p in chain.from_iterable(zip_longest(*piles)) if p is not None][:total]

@@ -83,6 +83,14 @@ class Transcript:
         phases = self.report.get("phases")
         return sum(p["budget"] for p in phases.values()) if phases else float(self.report["budget"])
 
+    def gates(self) -> str:
+        """Gate and block cap, of each phase."""
+        phases = self.report.get("phases") or {"": self.report}
+        return "; ".join(
+            f"{name} {limits['gate']:g}, at most {limits['block_cap']} per block".lstrip()
+            for name, limits in phases.items()
+        )
+
     def as_json(self) -> dict[str, Any]:
         """All figures: the response's report, and each exception."""
         exceptions = [asdict(relaxation) for relaxation in self.relaxations]
@@ -155,7 +163,7 @@ def read_transcript(response: Mapping[str, Any]) -> Transcript:
     """
     try:
         transcript = _read(response)
-        transcript.summary()
+        transcript.summary(), transcript.gates()
         for relaxation in transcript.relaxations:
             _refuse_bad_numbers(relaxation)
     except TranscriptError:
