@@ -19,6 +19,7 @@ from vllm_asd.tools.bench.settings import BenchError, read_speculations
 from vllm_asd.tools.bench.store import Store
 from vllm_asd.tools.bench.workload import match_lengths, read_trace, scale_trace
 from vllm_asd.tools.server import Metrics, ServerDied
+from vllm_asd.tools.usage import BadUsage
 
 
 class FakeServer:
@@ -111,7 +112,7 @@ def test_more_repeats_add_to_what_is_there_and_other_settings_are_refused(tmp_pa
     first = run(tmp_path)
     more = run(tmp_path, repeats=3)
     assert len(FakeClient.measured) == len({*first.cells, *more.cells})
-    with pytest.raises(BenchError, match="was begun with max_tokens=9, not 10: give the same"):
+    with pytest.raises(BadUsage, match="was begun with max_tokens=9, not 10: give the same"):
         run(tmp_path, max_tokens=10)
 
 

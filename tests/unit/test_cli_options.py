@@ -8,7 +8,7 @@ import threading
 from collections.abc import Iterator
 from http.server import BaseHTTPRequestHandler, HTTPServer
 from pathlib import Path
-from typing import Any
+from typing import Any, get_type_hints
 
 import pytest
 import typer
@@ -52,17 +52,30 @@ def defined() -> dict[str, Any]:
 
 
 def test_a_shared_option_is_the_one_of_the_options_module() -> None:
-    """Help, metavar and type are the same wherever it stands, so that a new command can't drift."""
+    """Name, type, help and metavar are the same wherever it stands, so that a new command can't drift."""
     known = defined()
     assert known.keys() | {"--no-chat"} == SHARED
-    seen: dict[str, set[tuple[Any, ...]]] = {}
+    aliases = [value for value in vars(options).values() if hasattr(value, "__metadata__")]
     for name in NAMES:
+        main = importlib.import_module(f"vllm_asd.cli.{name}").main
+        hints = get_type_hints(main, include_extras=True)
         for opt, parameter in options_of(name).items():
             if opt in known:
                 assert parameter.help == known[opt].help, (name, opt)
-                kind = getattr(parameter.type, "name", None) or type(parameter.type).__name__
-                seen.setdefault(opt, set()).add((kind, parameter.metavar, parameter.is_flag))
-    assert {opt for opt, kinds in seen.items() if len(kinds) > 1} == set()
+                assert parameter.metavar == known[opt].metavar, (name, opt)
+            if opt in known and opt != "--version":
+                assert hints[parameter.name] in aliases, (name, opt)
+    # One name, one type; a command may only choose whether it can be left out or repeated.
+    kinds = {
+        opt: {_kind(alias) for alias in aliases if extra in alias.__metadata__}
+        for opt, extra in known.items()
+    }
+    assert {opt for opt, found in kinds.items() if len(found) > 1} == set()
+
+
+def _kind(alias: Any) -> str:
+    """`str` for `str`, `str | None` and `list[str] | None`."""
+    return re.sub(r"list\[(.*)\]|<class '(.*)'>", r"\1\2", str(alias.__origin__).removesuffix(" | None"))
 
 
 def test_no_other_option_stands_in_two_commands() -> None:
