@@ -43,6 +43,12 @@ OBJECTS = [
 ]
 
 
+@pytest.fixture(autouse=True)
+def loud_vllm(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Doctor silences vLLM's log where the environment says nothing, for the whole process."""
+    monkeypatch.setenv("VLLM_LOGGING_LEVEL", "INFO")
+
+
 def invoke(*arguments: object) -> Result:
     return CliRunner().invoke(cli.app, [str(argument) for argument in arguments], env={"COLUMNS": "100"})
 
