@@ -141,11 +141,11 @@ def _audit(server: _Server, data: Path, output: Path, *options: str) -> tuple[in
     arguments = [
         "--url",
         f"http://127.0.0.1:{server.server_port}",
-        "--data",
-        str(data),
         "--output",
         str(output),
     ]
+    if "--data" not in options:
+        arguments += ["--data", str(data)]
     if "--limits" not in options:
         arguments += ["--limits", json.dumps(LIMITS)]
     result = CliRunner().invoke(app, [*arguments, "--tasks", "gsm8k", "--concurrency", "2", *options])

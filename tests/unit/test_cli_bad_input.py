@@ -308,10 +308,11 @@ def test_explain_checks_what_it_shows(tmp_path: Path) -> None:
         "exception_trace": [entry],
     }
     assert explained(good, tmp_path).exit_code == 0
+    traces: list[Any] = [None, 3, [3], [{}]]
     bad: list[dict[str, Any]] = [
         *({**good, "exception_trace": [{**entry, "regret": value}]} for value in (math.nan, -1, "x", None)),
         *({**good, "exception_trace": [{**entry, "logprob": value}]} for value in (1e9, math.nan, "x")),
-        *({**good, "exception_trace": value} for value in (None, 3, [3], [{}])),
+        *({**good, "exception_trace": trace} for trace in traces),
         *({**good, key: "x"} for key in ("accepted_tokens", "verified_blocks", "regret", "budget", "gate")),
         *(
             {k: v for k, v in good.items() if k != key}
