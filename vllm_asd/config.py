@@ -184,13 +184,7 @@ class AsdConfig(BaseModel):
         wishes = {k: v for k, v in given.items() if isinstance(k, str) and k.startswith(KEY_PREFIX)}
         if not wishes:
             return self
-        for key in wishes:
-            if key not in RequestKeys.model_fields:
-                raise AsdConfigError(_unknown_request_key(key))
-        try:
-            asked = RequestKeys(**wishes)
-        except ValidationError as error:
-            raise AsdConfigError(_explain(RequestKeys, error)) from None
+        asked = RequestKeys.from_keys(wishes)
         for key in sorted(asked.model_fields_set):
             self._refuse_laxer(key, getattr(asked, key))
         update = asked.model_dump(exclude_unset=True)
@@ -235,6 +229,21 @@ class RequestKeys(BaseModel):
     asd_answer_gate: Nats = 0.0
     asd_answer_block_cap: Count = 0
     asd_answer_refill: Nats = 0.0
+
+    @classmethod
+    def from_keys(cls, keys: Mapping[str, Any]) -> RequestKeys:
+        """Validate what a request sends, apart from any server.
+
+        Raises:
+            AsdConfigError: Unknown key or bad value, in one line.
+        """
+        for key in keys:
+            if key not in cls.model_fields:
+                raise AsdConfigError(_unknown_request_key(key))
+        try:
+            return cls(**keys)
+        except ValidationError as error:
+            raise AsdConfigError(_explain(cls, error)) from None
 
 
 def most_permissive(configs: Sequence[AsdConfig]) -> AsdConfig:

@@ -24,7 +24,7 @@ def test_the_report_counts_the_same_work_in_every_arm(
     data.write_text("".join(json.dumps({"prompt": f"t{i} t{i + 7} t{i + 31}"}) + "\n" for i in range(10, 14)))
     arguments = ["--model", tiny_llama_dir, "--method", "draft_model", "--drafter", tiny_llama_drafter_dir]
     arguments += ["--draft-tokens", 4, "--data", data, "--output", output, "--concurrency", "2"]
-    arguments += ["--repeats", 1, "--prompts", 4, "--waves", 1, "--max-tokens", 24, "--no-natural"]
+    arguments += ["--repeats", 1, "--requests", 4, "--waves", 1, "--max-tokens", 24, "--no-natural"]
     arguments += ["--no-profile", "--kv-cache-gib", 1, "--", "--enforce-eager", "--max-model-len", 256]
     arguments += ["--dtype", "float32"]  # bf16 takes vLLM's AMX attention, which may crash (docs/install.md)
     environment = {**os.environ, "OMP_NUM_THREADS": "1", "VLLM_CPU_OMP_THREADS_BIND": "nobind"}

@@ -12,6 +12,7 @@ pytest.importorskip("openai")
 from vllm_asd.config import AsdConfig, RequestLimits
 from vllm_asd.telemetry.request_report import new_report
 from vllm_asd.tools.audit.limits import audited_limits
+from vllm_asd.tools.limits_option import read_limits
 from vllm_asd.tools.server.served import Served, _limits
 
 TWO_POOLS = AsdConfig(asd_scope="phases", asd_answer_budget=1.0, asd_answer_gate=0.1)
@@ -40,25 +41,25 @@ def test_a_report_tells_all_that_the_server_runs() -> None:
 
 def test_both_pools_are_sent_as_they_are() -> None:
     """An answer pool of its own is not held to the reasoning's."""
-    sent = audited_limits(served(TWO_POOLS), None, None).xargs
+    sent = audited_limits(served(TWO_POOLS), None).xargs
     assert (sent["asd_budget"], sent["asd_answer_budget"]) == (8.0, 1.0)
     assert (sent["asd_gate"], sent["asd_answer_gate"]) == (0.25, 0.1)
-    tighter = audited_limits(served(TWO_POOLS), None, '{"asd_answer_budget": 0.5}').xargs
+    tighter = audited_limits(served(TWO_POOLS), read_limits('{"asd_answer_budget": 0.5}')).xargs
     assert (tighter["asd_budget"], tighter["asd_answer_budget"]) == (8.0, 0.5)
     with pytest.raises(ValueError, match=r"asd_answer_budget=2.* is laxer"):
-        audited_limits(served(TWO_POOLS), None, '{"asd_answer_budget": 2}')
+        audited_limits(served(TWO_POOLS), read_limits('{"asd_answer_budget": 2}'))
     with pytest.raises(ValueError, match="asd_answer_budget needs a server"):
-        audited_limits(served(AsdConfig()), None, '{"asd_answer_budget": 2}')
+        audited_limits(served(AsdConfig()), read_limits('{"asd_answer_budget": 2}'))
 
 
 def test_a_frozen_file_is_run_as_it_says(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Two pools, and a guard that the server need not run; but not the other way round."""
     monkeypatch.setattr("vllm_asd.tools.audit.limits._server_settings", lambda _: None)
     file = frozen(tmp_path, asd_scope="phases", asd_answer_budget=1.0, asd_answer_gate=0.1)
-    assert audited_limits(served(TWO_POOLS), file, None).xargs["asd_answer_budget"] == 1.0
+    assert audited_limits(served(TWO_POOLS), read_limits(str(file))).xargs["asd_answer_budget"] == 1.0
     with pytest.raises(ValueError, match="needs a server"):
-        audited_limits(served(AsdConfig()), file, None)
+        audited_limits(served(AsdConfig()), read_limits(str(file)))
     guarded = frozen(tmp_path, asd_guard="on")
-    assert audited_limits(served(AsdConfig()), guarded, None).xargs["asd_guard"] == "on"
+    assert audited_limits(served(AsdConfig()), read_limits(str(guarded))).xargs["asd_guard"] == "on"
     with pytest.raises(ValueError, match=r"the server runs asd_guard='on' and frozen\.yaml has 'off'"):
-        audited_limits(served(AsdConfig(asd_guard="on")), frozen(tmp_path), None)
+        audited_limits(served(AsdConfig(asd_guard="on")), read_limits(str(frozen(tmp_path))))

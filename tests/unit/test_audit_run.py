@@ -1,6 +1,7 @@
 """The audit against a server that is made up: its order, its limits, what it refuses, how it resumes."""
 
 import json
+import sys
 import threading
 from collections import Counter
 from collections.abc import Iterator
@@ -15,7 +16,7 @@ pytest.importorskip("tenacity")
 
 from typer.testing import CliRunner
 
-from vllm_asd.cli.audit import app
+from vllm_asd.cli.audit import _FAILING, app
 from vllm_asd.tools.answers import prompt_digest
 from vllm_asd.tools.audit.items import ARMS, Item, read_items
 
@@ -145,7 +146,7 @@ def _audit(server: _Server, data: Path, output: Path, *options: str) -> tuple[in
         "--output",
         str(output),
     ]
-    if "--config" not in options and "--limits" not in options:
+    if "--limits" not in options:
         arguments += ["--limits", json.dumps(LIMITS)]
     result = CliRunner().invoke(app, [*arguments, "--tasks", "gsm8k", "--concurrency", "2", *options])
     if result.exception is not None and not isinstance(result.exception, SystemExit):
@@ -158,7 +159,7 @@ def _without_latency(output: Path) -> list[Item]:
 
 
 def test_strict_asd_strict_with_the_limits_asked_for(server: _Server, data: Path, tmp_path: Path) -> None:
-    code, said = _audit(server, data, tmp_path / "out", "--limit", "4")
+    code, said = _audit(server, data, tmp_path / "out", "--prompts", "4")
     assert code == 0, said
     generations = [payload for payload in server.sent if "messages" in payload]
     limits = [payload["vllm_xargs"] for payload in generations]
@@ -180,14 +181,49 @@ def test_a_server_with_a_key_is_asked_with_it(
     server: _Server, data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     server.key, server.plugin_limits = "right", {"asd_pricing": "remaining"}
-    code, said = _audit(server, data, tmp_path / "out", "--limit", "1")
+    code, said = _audit(server, data, tmp_path / "out", "--prompts", "1")
     assert code == 1
-    assert "asks for a key: set VLLM_API_KEY" in said
+    assert "asks for a key: give --api-key, or set VLLM_API_KEY" in said
     monkeypatch.setenv("VLLM_API_KEY", "right")
     config = _frozen(tmp_path, [], asd_pricing="realized")
-    code, said = _audit(server, data, tmp_path / "out", "--config", str(config))
+    code, said = _audit(server, data, tmp_path / "out", "--limits", str(config))
     assert "the server runs asd_pricing='remaining' and 'realized' was frozen" in said
-    assert _audit(server, data, tmp_path / "out", "--limit", "1")[0] == 0
+    assert _audit(server, data, tmp_path / "out", "--prompts", "1")[0] == 0
+
+
+def test_the_key_of_the_option_is_sent_and_not_kept(
+    server: _Server, data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    server.key = "sesame"
+    monkeypatch.setenv("VLLM_API_KEY", "wrong")
+    monkeypatch.setattr(sys, "argv", ["vllm-asd", "audit", "--api-key", "sesame", "--api-key=sesame"])
+    code, said = _audit(server, data, tmp_path / "out", "--prompts", "1", "--api-key", "sesame")
+    assert code == 0, said
+    report = (tmp_path / "out" / "report.json").read_text()
+    assert "--api-key" in report
+    assert "sesame" not in report
+
+
+@pytest.mark.parametrize(
+    ("fail_on", "code"), [((), 0), (("--fail-on", "inferior"), 0), (("--fail-on", "undecided"), 3)]
+)
+def test_an_undecided_verdict_fails_where_asked(
+    server: _Server, data: Path, tmp_path: Path, fail_on: tuple[str, ...], code: int
+) -> None:
+    """Five items decide nothing."""
+    assert _audit(server, data, tmp_path / "out", *fail_on)[0] == code
+
+
+def test_undecided_implies_inferior() -> None:
+    assert _FAILING == {"inferior": ("inferior",), "undecided": ("inferior", "undecided")}
+
+
+def test_json_is_all_of_stdout(server: _Server, data: Path, tmp_path: Path) -> None:
+    url = f"http://127.0.0.1:{server.server_port}"
+    arguments = ["--url", url, "--data", str(data), "--output", str(tmp_path / "out"), "--tasks", "gsm8k"]
+    result = CliRunner().invoke(app, [*arguments, "--json"])
+    assert result.exit_code == 0, result.stderr
+    assert json.loads(result.stdout) == json.loads((tmp_path / "out" / "report.json").read_text())
 
 
 @pytest.mark.parametrize("most_answers", [3, 8, 17])
@@ -210,9 +246,9 @@ def test_a_killed_audit_goes_on_where_it_was(
 
 
 def test_another_audit_in_the_same_folder_is_refused(server: _Server, data: Path, tmp_path: Path) -> None:
-    assert _audit(server, data, tmp_path / "out", "--limit", "1")[0] == 0
+    assert _audit(server, data, tmp_path / "out", "--prompts", "1")[0] == 0
     code, said = _audit(server, data, tmp_path / "out", "--limits", '{"asd_budget": 1}')
-    assert code == 1
+    assert code == 2
     assert "was begun with limits.asd_budget=2.0, not 1.0: give the same, or another --output" in said
 
 
@@ -220,7 +256,7 @@ def test_another_audit_in_the_same_folder_is_refused(server: _Server, data: Path
     ("options", "said"),
     [
         (("--limits", '{"asd_budget": 9}'), "asd_budget=9.0 is laxer than this server allows"),
-        (("--limits", '{"asd_pricing": "realized"}'), "asd_pricing is no limit"),
+        (("--limits", '{"asd_pricing": "realized"}'), "asd_pricing can only be set by the server"),
         (("--limits", "8"), "--limits is not a JSON object but 8: give for example"),
         (("--tasks", "humaneval"), "no humaneval/audit.jsonl in"),
         (("--tasks", "nothing"), "there is no task nothing"),
@@ -234,7 +270,7 @@ def test_what_cannot_be_done_is_one_line(
     server: _Server, data: Path, tmp_path: Path, options: tuple[str, ...], said: str
 ) -> None:
     code, output = _audit(server, data, tmp_path / "out", *options)
-    assert code == 1
+    assert code == (1 if said.startswith(("asd_budget", "no vLLM")) else 2)
     assert said in output
     assert not server.sent
 
@@ -251,7 +287,7 @@ def _frozen(folder: Path, prompts: list[str] | None, **speculation: Any) -> Path
 
 def test_frozen_limits_are_sent_and_described(server: _Server, data: Path, tmp_path: Path) -> None:
     config = _frozen(tmp_path, ["another prompt"])
-    code, said = _audit(server, data, tmp_path / "out", "--config", str(config), "--limit", "1")
+    code, said = _audit(server, data, tmp_path / "out", "--limits", str(config), "--prompts", "1")
     assert code == 0, said
     assert [payload["vllm_xargs"] for payload in server.sent if "messages" in payload][1] == LIMITS
     meta = json.loads((tmp_path / "out" / "report.json").read_text())["provenance"]
@@ -260,7 +296,7 @@ def test_frozen_limits_are_sent_and_described(server: _Server, data: Path, tmp_p
 
 def test_prompts_of_the_calibration_are_refused(server: _Server, data: Path, tmp_path: Path) -> None:
     config = _frozen(tmp_path, list(PROMPTS)[:2])
-    code, said = _audit(server, data, tmp_path / "out", "--config", str(config))
+    code, said = _audit(server, data, tmp_path / "out", "--limits", str(config))
     assert code == 1
     assert "calibration used 2 of these 5 prompts (2 of gsm8k)" in said
     assert not server.sent
@@ -268,7 +304,7 @@ def test_prompts_of_the_calibration_are_refused(server: _Server, data: Path, tmp
 
 def test_limits_of_unknown_calibration_carry_a_note(server: _Server, data: Path, tmp_path: Path) -> None:
     config = _frozen(tmp_path, None)
-    _, said = _audit(server, data, tmp_path / "out", "--config", str(config), "--limit", "1")
+    _, said = _audit(server, data, tmp_path / "out", "--limits", str(config), "--prompts", "1")
     assert "comes without frozen.calibration.json" in said
     assert "frozen.calibration.json" in (tmp_path / "out" / "report.md").read_text()
 
@@ -276,6 +312,6 @@ def test_limits_of_unknown_calibration_carry_a_note(server: _Server, data: Path,
 def test_a_server_with_other_pricing_is_refused(server: _Server, data: Path, tmp_path: Path) -> None:
     server.plugin_limits = {"asd_pricing": "remaining"}
     config = _frozen(tmp_path, [], asd_pricing="realized")
-    code, said = _audit(server, data, tmp_path / "out", "--config", str(config))
+    code, said = _audit(server, data, tmp_path / "out", "--limits", str(config))
     assert code == 1
     assert "the server runs asd_pricing='remaining' and 'realized' was frozen" in said

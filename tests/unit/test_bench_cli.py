@@ -8,7 +8,12 @@ from typer.testing import CliRunner
 
 from vllm_asd.cli import app as commands
 from vllm_asd.cli.bench import app
-from vllm_asd.tools.bench.settings import BenchError, check_server_args, read_server_config, read_speculations
+from vllm_asd.tools.bench.settings import (
+    BenchError,
+    check_server_args,
+    read_speculations,
+    split_server_config,
+)
 
 pytest.importorskip("matplotlib")
 pytest.importorskip("pandas")
@@ -17,7 +22,7 @@ PAIR = ("--model", "m", "--method", "ngram")
 
 def refused(*arguments: str) -> str:
     result = CliRunner().invoke(app, arguments, env={"COLUMNS": "160"})
-    assert result.exit_code == 1, result.output
+    assert result.exit_code == 2, result.output
     assert result.stderr.count("\n") == 1
     return result.stderr
 
@@ -31,9 +36,13 @@ def refused(*arguments: str) -> str:
         ((*PAIR, "--speculative-config", "{}"), "not both"),
         (("--model", "m", "--speculative-config", "{"), "--speculative-config is not a JSON object but {"),
         (("--model", "m", "--speculative-config", "{}"), '"num_speculative_tokens" must be a whole number'),
-        ((*PAIR, "--data", "missing.jsonl"), "--data: can't read missing.jsonl"),
-        ((*PAIR, "--config", "missing.yaml"), "--config: can't read missing.yaml"),
-        ((*PAIR, "--data", "random", "--trace", "x"), "--trace needs prompts"),
+        (
+            (*PAIR, "--data", "missing.jsonl"),
+            "--data missing.jsonl: give NAME=FILE.jsonl with a file that exists",
+        ),
+        ((*PAIR, "--server-config", "missing.yaml"), "--server-config: can't read missing.yaml"),
+        ((*PAIR, "--dataset-name", "random", "--trace", "x"), "--trace needs prompts"),
+        (("--model", "m", "--method", "eagle3"), "eagle3 needs a draft model or head: give --drafter"),
         ((*PAIR, "--", "--port", "1"), "--port can't stand behind `--`"),
     ],
 )
@@ -62,7 +71,9 @@ def test_asd_settings_that_leave_nothing_to_measure_are_refused(
 
 
 def test_the_same_method_twice_gets_two_names() -> None:
-    texts = [json.dumps({"method": "eagle3", "num_speculative_tokens": k}) for k in (3, 5)]
+    texts = [
+        json.dumps({"method": "eagle3", "model": "org/head", "num_speculative_tokens": k}) for k in (3, 5)
+    ]
     found = read_speculations(texts, None, None, 5)
     assert [item.label for item in found] == ["eagle3", "eagle3-2"]
     assert all(item.config["rejection_sample_method"] == "asd" for item in found)
@@ -74,7 +85,7 @@ def test_a_serve_config_file_gives_the_model_the_drafter_and_the_rest(tmp_path: 
         "model: org/target\nport: 8000\ndtype: bfloat16\nenforce_eager: true\n"
         "speculative-config:\n  method: eagle3\n  model: org/head\n  num_speculative_tokens: 7\n"
     )
-    model, speculations, rest = read_server_config(path)
+    model, speculations, rest = split_server_config(path)
     assert model == "org/target"
     assert json.loads(speculations[0])["num_speculative_tokens"] == 7
     assert rest == ["--dtype", "bfloat16", "--enforce-eager"]

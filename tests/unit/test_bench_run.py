@@ -19,6 +19,7 @@ from vllm_asd.tools.bench.settings import BenchError, read_speculations
 from vllm_asd.tools.bench.store import Store
 from vllm_asd.tools.bench.workload import match_lengths, read_trace, scale_trace
 from vllm_asd.tools.server import Metrics, ServerDied
+from vllm_asd.tools.usage import BadUsage
 
 
 class FakeServer:
@@ -111,7 +112,7 @@ def test_more_repeats_add_to_what_is_there_and_other_settings_are_refused(tmp_pa
     first = run(tmp_path)
     more = run(tmp_path, repeats=3)
     assert len(FakeClient.measured) == len({*first.cells, *more.cells})
-    with pytest.raises(BenchError, match="was begun with max_tokens=9, not 10: give the same"):
+    with pytest.raises(BadUsage, match="was begun with max_tokens=9, not 10: give the same"):
         run(tmp_path, max_tokens=10)
 
 
@@ -142,7 +143,7 @@ def test_a_vllm_that_refuses_fly_does_not_cost_the_rest(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(("k", "window"), [(5, 4), (7, None)])
 def test_flys_window_is_shorter_than_the_draft_and_our_keys_are_gone(k: int, window: int | None) -> None:
-    text = json.dumps({"method": "eagle3", "num_speculative_tokens": k, "asd_gate": 0.5})
+    text = json.dumps({"method": "eagle3", "model": "h", "num_speculative_tokens": k, "asd_gate": 0.5})
     config = fly_config(read_speculations([text], None, None, 5)[0])
     assert config.pop("fly_window_size", None) == window
     assert config == {"method": "eagle3", "num_speculative_tokens": k, "rejection_sample_method": "fly"}

@@ -169,7 +169,7 @@ class TestServer:
     ],
 )
 def test_one_line_per_mistake(arguments: tuple[str, ...], message: str) -> None:
-    output = plan(*arguments, code=1)
+    output = plan(*arguments, code=2)
     assert message in output
     assert output.count("\n") == 1
 
@@ -186,7 +186,7 @@ class TestPlot:
 
     def test_an_ending_that_is_no_format(self, tmp_path: Path) -> None:
         pytest.importorskip("matplotlib")
-        assert "can't write" in plan(*GIVEN, "--plot", str(tmp_path / "plot.foo"), code=1)
+        assert "can't write" in plan(*GIVEN, "--plot", str(tmp_path / "plot.foo"), code=2)
 
     def test_without_matplotlib(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setitem(sys.modules, "matplotlib", None)

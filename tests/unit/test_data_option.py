@@ -18,7 +18,7 @@ def test_names_and_files_in_order(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    "entry", ["here.jsonl", "maths=nowhere.jsonl", "=here.jsonl", "maths=", "maths=.", ""]
+    "entry", ["nowhere.jsonl", "here.json", "maths=nowhere.jsonl", "=here.jsonl", "maths=", "maths=.", ""]
 )
 def test_a_wrong_entry_is_named_with_the_fix(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, entry: str

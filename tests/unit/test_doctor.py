@@ -217,9 +217,8 @@ class TestCommand:
     @pytest.mark.parametrize(
         ("config", "message"),
         [
-            ("{", "--speculative-config is not a JSON object but {"),
-            ("[]", "--speculative-config is not a JSON object but []"),
             ('{"rejection_sample_method": "asd", "asd_gate": -1}', "asd_gate=-1 is not allowed"),
+            ('{"asd_gate": 1}', 'asd_gate needs "rejection_sample_method": "asd"'),
         ],
     )
     def test_wrong_settings(self, monkeypatch: pytest.MonkeyPatch, config: str, message: str) -> None:

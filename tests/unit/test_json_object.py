@@ -6,7 +6,7 @@ from vllm_asd.tools.json_object import LIMITS_EXAMPLE, NotAnObject, read_object
 
 
 def test_reads_an_object() -> None:
-    assert read_object("--xargs", ' {"asd_budget": 0}\n', LIMITS_EXAMPLE) == {"asd_budget": 0}
+    assert read_object("--limits", ' {"asd_budget": 0}\n', LIMITS_EXAMPLE) == {"asd_budget": 0}
 
 
 @pytest.mark.parametrize(
@@ -26,8 +26,8 @@ def test_reads_an_object() -> None:
 )
 def test_names_the_option_the_text_and_the_fix(text: str, said: str) -> None:
     with pytest.raises(NotAnObject) as refusal:
-        read_object("--xargs", text, LIMITS_EXAMPLE)
+        read_object("--limits", text, LIMITS_EXAMPLE)
     message = str(refusal.value)
-    assert message.startswith(f"--xargs is not a JSON object {said}")
+    assert message.startswith(f"--limits is not a JSON object {said}")
     assert message.endswith(""": give for example '{"asd_budget": 2}'""")
     assert "\n" not in message

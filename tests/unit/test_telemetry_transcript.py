@@ -280,7 +280,7 @@ class TestCommand:
         if text is not None:
             path.write_text(text)
         result = CliRunner().invoke(explain.app, [str(path)])
-        assert result.exit_code == 1
+        assert result.exit_code == 2
         assert result.output.startswith("vllm-asd explain: ")
         assert len(result.output.splitlines()) == 1
 
@@ -290,7 +290,7 @@ class TestCommand:
         result = CliRunner().invoke(
             explain.app, ["--url", "localhost:9", "--prompt", "x", "--html", str(page)]
         )
-        assert result.exit_code == 1
+        assert result.exit_code == 2
         assert "there is no folder" in result.output
 
     def test_says_that_nobody_answers(self) -> None:
@@ -301,16 +301,16 @@ class TestCommand:
 
     @pytest.mark.parametrize("text", ["asd_budget=2", "[2]"])
     def test_names_the_option_that_is_not_json(self, text: str) -> None:
-        command = ["--url", "localhost:9", "--prompt", "x", "--xargs", text]
+        command = ["--url", "localhost:9", "--prompt", "x", "--limits", text]
         result = CliRunner().invoke(explain.app, command)
-        assert result.exit_code == 1
-        assert result.output.startswith(f"vllm-asd explain: --xargs is not a JSON object but {text}")
+        assert result.exit_code == 2
+        assert result.output.startswith(f"vllm-asd explain: --limits is not a JSON object but {text}")
 
     def test_takes_no_xargs_for_a_response_that_is_there(self, tmp_path: Path) -> None:
         (tmp_path / "r.json").write_text(json.dumps(completion()))
-        result = CliRunner().invoke(explain.app, [str(tmp_path / "r.json"), "--xargs", "{}"])
-        assert result.exit_code == 1
-        assert "--xargs is for asking a server" in result.output
+        result = CliRunner().invoke(explain.app, [str(tmp_path / "r.json"), "--limits", "{}"])
+        assert result.exit_code == 2
+        assert "--limits, --url and --prompt are for asking a server" in result.output
 
     def test_sends_the_xargs(self, monkeypatch: pytest.MonkeyPatch) -> None:
         sent: list[dict[str, Any] | None] = []
@@ -320,12 +320,12 @@ class TestCommand:
             return chat_completion()
 
         monkeypatch.setattr(explain, "_request", answer)
-        command = ["--url", "localhost:9", "--prompt", "x", "--model", "m"]
-        for xargs in ([], ["--xargs", '{"asd_budget": 0.5}']):
+        command = ["--url", "localhost:9", "--prompt", "x", "--served-model", "m"]
+        for xargs in ([], ["--limits", '{"asd_budget": 0.5}']):
             assert CliRunner().invoke(explain.app, [*command, *xargs]).exit_code == 0
         assert [body["vllm_xargs"] for body in sent if body] == [{}, {"asd_budget": 0.5}]
 
     def test_needs_a_response_or_a_server(self) -> None:
         result = CliRunner().invoke(explain.app, ["--url", "http://localhost:1"])
-        assert result.exit_code == 1
+        assert result.exit_code == 2
         assert "--prompt" in result.output

@@ -1,7 +1,8 @@
 """The command `vllm-asd`: one module per subcommand, imported only when that subcommand runs.
 
 A subcommand is a module `vllm_asd/cli/<name>.py` that defines `app`, a `typer.Typer` with a single command,
-and a line in `SUBCOMMANDS`. A line without its module is not offered.
+and a line in `SUBCOMMANDS`. A line without its module is not offered. What the commands share stands in
+`options` (options that mean one thing everywhere), `renamed` (old names) and `ending` (exit codes).
 """
 
 import importlib
@@ -10,6 +11,9 @@ from typing import Any
 
 import typer
 from typer.core import TyperCommand
+
+from vllm_asd.cli.ending import HELP_NAMES, Group
+from vllm_asd.cli.options import VersionFlag
 
 SUBCOMMANDS = {
     "doctor": "Check that this machine and this vLLM can run ASD, and that it is on.",
@@ -21,8 +25,9 @@ SUBCOMMANDS = {
 }
 
 app = typer.Typer(
-    name="vllm-asd",
+    cls=Group,
     help="Approximate speculative decoding for vLLM: is it on, what did it keep, does it pay?",
+    context_settings=HELP_NAMES,
     no_args_is_help=True,
     add_completion=False,
     rich_markup_mode="rich",
@@ -30,7 +35,7 @@ app = typer.Typer(
 
 
 @app.callback()
-def _group() -> None:
+def _group(version: VersionFlag = False) -> None:
     # A callback keeps `vllm-asd NAME` a group even while it has a single subcommand.
     pass
 

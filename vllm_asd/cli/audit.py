@@ -2,43 +2,46 @@
 
 from __future__ import annotations
 
-import importlib.util
+from enum import StrEnum
 from pathlib import Path
-from typing import Annotated, NoReturn
+from typing import Annotated
 
 import typer
 from rich.console import Console
 
+from vllm_asd.cli import options
+from vllm_asd.cli.ending import JUDGED, checking, keeping
+from vllm_asd.tools.server.keyed_request import use_api_key
+from vllm_asd.tools.usage import BadUsage
+
 app = typer.Typer(add_completion=False, rich_markup_mode="markdown")
 _NEEDED = ("lm_eval", "aiohttp", "tenacity", "datasets", "scipy", "matplotlib", "yaml")
-_BUILTIN = "builtin"
 _BUILTIN_TASKS, _BUILTIN_CODE = ("arithmetic", "choices", "arithmetic_es"), ("coding",)
 _POINTS = 100
 
 
-@app.command()
+class FailOn(StrEnum):
+    """Verdicts that end the command with status 3."""
+
+    INFERIOR = "inferior"
+    UNDECIDED = "undecided"
+
+
+# Whoever does not accept "undecided" does not accept a shown loss either.
+_FAILING = {FailOn.INFERIOR: ("inferior",), FailOn.UNDECIDED: ("inferior", "undecided")}
+
+
+@options.register(app, "audit")
 def main(
-    url: Annotated[str, typer.Option(help="A server with ASD and detailed reports.")] = (
-        "http://localhost:8000"
-    ),
+    url: options.Url = options.DEFAULT_URL,
+    api_key: options.ApiKey = None,
     tasks: Annotated[
         str | None, typer.Option(help="With --data ours, without it lm-eval's own.", metavar="NAME,...")
     ] = None,
-    data: Annotated[
-        str | None,
-        typer.Option(
-            help="Folder with SET/audit.jsonl, or `builtin`; without it, the hub.", metavar="FOLDER"
-        ),
-    ] = None,
-    config: Annotated[
-        Path | None,
-        typer.Option(help="Frozen limits: the file that calibrate wrote.", dir_okay=False, exists=True),
-    ] = None,
-    limits: Annotated[
-        str | None, typer.Option(help='Instead: JSON such as {"asd_budget": 8}.', metavar="JSON")
-    ] = None,
-    limit: Annotated[int | None, typer.Option(help="Items per task (default: all).", min=1)] = None,
-    concurrency: Annotated[int, typer.Option(help="Requests at a time.", min=1)] = 16,
+    data: options.Data = None,
+    limits: options.Limits = None,
+    prompts: options.Prompts = None,
+    concurrency: options.Concurrency = "16",
     max_tokens: Annotated[
         str | None, typer.Option(help="Longest answer: 256, or by task: 256,mmlu=96.", metavar="N,TASK=N,...")
     ] = None,
@@ -51,76 +54,73 @@ def main(
         int | None,
         typer.Option(help="Items per task whose answers' likelihood is measured (default: all).", min=0),
     ] = None,
-    model: Annotated[str | None, typer.Option(help="Default: the server's first model.")] = None,
-    output: Annotated[
-        Path, typer.Option(help="Folder for results; an unfinished audit there goes on.", file_okay=False)
-    ] = Path("audit-report"),
+    served_model: options.ServedModel = None,
+    output: options.Output = Path("audit-report"),
+    fail_on: Annotated[
+        FailOn | None,
+        typer.Option(help="Exit status 3 if the verdict is this (undecided: or inferior)."),
+    ] = None,
+    as_json: options.AsJson = False,
 ) -> None:
     """Audit quality: run tasks strict, under ASD and strict again on one server, and judge the difference.
 
     Example: vllm-asd audit --data builtin --url http://localhost:8000
 
-    Frozen limits on your data: vllm-asd audit --config configs/serve/mine.yaml --data ../data
-    --tasks gsm8k,humaneval --run-code --limit 100
+    Frozen limits on your data: vllm-asd audit --limits configs/serve/mine.yaml --data ../data
+    --tasks gsm8k,humaneval --run-code --prompts 100
 
     From the hub: vllm-asd audit --tasks gsm8k_cot_zeroshot,ifeval
     """
-    missing = [name for name in _NEEDED if importlib.util.find_spec(name) is None]
-    if missing:
-        _stop(f"needs {', '.join(missing)}: pip install 'vllm-asd[eval]'")
-    from vllm_asd.tools.audit.command import Options, audit
-    from vllm_asd.tools.audit.sender import Unanswered
+    use_api_key(api_key)
+    options.require(_NEEDED, "eval")
+    from vllm_asd.tools.audit.command import Options, audit, prepare
+    from vllm_asd.tools.concurrency import read_one_level
+    from vllm_asd.tools.data_option import read_folder
 
-    options = Options(
-        url=url,
-        model=model,
-        tasks=_names(tasks, data, run_code),
-        data=data,
-        config=config,
-        limits=limits,
-        limit=limit,
-        concurrency=concurrency,
-        max_tokens=_lengths(max_tokens),
-        completions=completions,
-        run_code=run_code,
-        margin=margin / _POINTS,
-        likelihood_items=likelihood_items,
-        folder=output,
-    )
-    console = Console(highlight=False, stderr=True)
-    try:
-        report = audit(options, console)
-    except Unanswered as error:
-        _stop(f"{error}; what was answered is kept in {output}: run the same command again")
-    except (ValueError, OSError) as error:
-        _stop(" ".join(str(error).split()))
-    except KeyboardInterrupt:
-        _stop(f"stopped; what was answered is kept in {output}: run the same command again")
-    for sentence in report.overall.sentences:
-        typer.echo(sentence)
-    typer.echo(f"{output / 'report.md'}  {output / 'report.html'}  {output / 'report.json'}")
+    with checking():
+        folder = read_folder(data or [])
+        given = Options(
+            url=url,
+            served_model=served_model,
+            tasks=_names(tasks, folder, run_code),
+            data=folder,
+            limits=limits,
+            prompts=prompts,
+            concurrency=read_one_level(concurrency),
+            max_tokens=_lengths(max_tokens),
+            completions=completions,
+            run_code=run_code,
+            margin=margin / _POINTS,
+            likelihood_items=likelihood_items,
+            folder=output,
+        )
+        prepared = prepare(given)
+    with keeping(output), options.only_json(as_json):
+        report = audit(given, prepared, Console(highlight=False, stderr=True))
+        for sentence in report.overall.sentences:
+            typer.echo(sentence)
+        typer.echo(f"{output / 'report.md'}  {output / 'report.html'}  {output / 'report.json'}")
+    if as_json:
+        options.print_json(report.model_dump(mode="json", by_alias=True))
+    if fail_on is not None and report.overall.verdict in _FAILING[fail_on]:
+        raise typer.Exit(JUDGED)
 
 
-def _names(tasks: str | None, data: str | None, run_code: bool) -> tuple[str, ...]:
+def _names(tasks: str | None, data: Path | str | None, run_code: bool) -> tuple[str, ...]:
     if tasks is not None:
         names = tuple(dict.fromkeys(name.strip() for name in tasks.split(",") if name.strip()))
         if names:
             return names
-    elif data == _BUILTIN:
+    elif isinstance(data, str):
         return _BUILTIN_TASKS + (_BUILTIN_CODE if run_code else ())
-    _stop("give --tasks, such as --tasks gsm8k,mmlu, or --data builtin")
+    raise BadUsage("give --tasks, such as --tasks gsm8k,mmlu, or --data builtin")
 
 
 def _lengths(text: str | None) -> dict[str, int]:
     lengths = {}
     for part in text.split(",") if text else ():
         task, _, number = part.rpartition("=")
-        if not number.strip().isdigit() or int(number) < 1:
-            _stop(f"--max-tokens {part!r}: give a number, or TASK=NUMBER")
+        if not number.strip().isdecimal() or not 1 <= len(number.strip()) <= 9 or int(number) < 1:
+            raise BadUsage(f"--max-tokens {part[:60]!r}: give a number, or TASK=NUMBER")
         lengths[task.strip()] = int(number)
     return lengths
-
-
-def _stop(reason: object) -> NoReturn:
-    typer.echo(f"vllm-asd audit: {reason}", err=True)
-    raise typer.Exit(1) from None

@@ -3,21 +3,25 @@
 from __future__ import annotations
 
 import contextlib
-import json
 import logging
 import os
 import sys
 from dataclasses import asdict
-from typing import Annotated, Any
+from pathlib import Path
+from typing import Any
 
 import typer
 from pydantic import ValidationError
 from rich.console import Console
 from rich.markup import escape
 
+from vllm_asd.cli import options
+from vllm_asd.cli.ending import checking
 from vllm_asd.config import METHOD, AsdConfigError, split_speculative_config
 from vllm_asd.diagnosis import Finding, check_environment
-from vllm_asd.tools.json_object import SPECULATION_EXAMPLE, NotAnObject, read_object
+from vllm_asd.tools.json_object import SPECULATION_EXAMPLE, read_object
+from vllm_asd.tools.server_config import SPECULATION, read_server_config
+from vllm_asd.tools.usage import BadUsage
 
 app = typer.Typer(add_completion=False, rich_markup_mode="markdown")
 
@@ -31,15 +35,12 @@ _MARKS = {
 _VLLM_NEEDS = ("python", "vllm", "torch", "torchvision", "transformers", "metadata")
 
 
-@app.command()
+@options.register(app, "doctor")
 def main(
-    model: Annotated[
-        str | None, typer.Option(help="The model you mean to serve: vLLM is then asked about it.")
-    ] = None,
-    speculative_config: Annotated[
-        str | None, typer.Option(help="As for `vllm serve`; needs --model.", metavar="JSON")
-    ] = None,
-    as_json: Annotated[bool, typer.Option("--json", help="Print JSON for scripts.")] = False,
+    model: options.Model = None,
+    speculative_config: options.SpeculativeConfig = None,
+    server_config: options.ServerConfig = None,
+    as_json: options.AsJson = False,
 ) -> None:
     """Say whether ASD would be active here: exit status 0 if so, 1 with the command that mends it if not.
 
@@ -49,48 +50,59 @@ def main(
     Example: vllm-asd doctor --model Qwen/Qwen3-8B --speculative-config '{"method": "ngram",
     "num_speculative_tokens": 5, "rejection_sample_method": "asd"}'
     """
-    if speculative_config is not None and model is None:
-        raise typer.BadParameter("needs --model", param_hint="--speculative-config")
+    with checking():
+        model, given = _asked_about(model, speculative_config, server_config)
     # vLLM says the same in its log, which goes to stdout; the report is the command's whole output.
     os.environ.setdefault("VLLM_LOGGING_LEVEL", "ERROR")
     logging.getLogger("vllm").addHandler(logging.NullHandler())
     with contextlib.redirect_stdout(sys.stderr):
-        findings = examine(model, speculative_config)
+        findings = examine(model, given)
     active = all(finding.state != "problem" for finding in findings)
     if as_json:
-        typer.echo(json.dumps({"active": active, "findings": [asdict(f) for f in findings]}, indent=2))
+        options.print_json({"active": active, "findings": [asdict(f) for f in findings]})
     else:
         _print(findings, active)
     raise typer.Exit(0 if active else 1)
 
 
-def examine(model: str | None, speculative_config: str | None) -> list[Finding]:
+def _asked_about(
+    model: str | None, speculative_config: str | None, server_config: Path | None
+) -> tuple[str | None, dict[str, Any] | None]:
+    """The model and the speculative configuration to ask vLLM about; the options win over the file.
+
+    Raises:
+        BadUsage: No JSON object, no YAML, or a configuration without a model.
+    """
+    given = None
+    if server_config is not None:
+        arguments = read_server_config(server_config)
+        given = arguments.get(SPECULATION)
+        found = arguments.get("model") or arguments.get("model-tag")
+        model = model or (None if found is None else str(found))
+    if speculative_config is not None:
+        given = read_object("--speculative-config", speculative_config, SPECULATION_EXAMPLE)
+    if given is not None and model is None:
+        raise BadUsage("--speculative-config needs --model: give the model that you mean to serve")
+    return model, given
+
+
+def examine(model: str | None, given: dict[str, Any] | None) -> list[Finding]:
     """Run every check that can be run.
 
     Args:
         model: Folder or name, or None for vLLM's defaults.
-        speculative_config: JSON, or None.
+        given: The speculative configuration, or None.
     """
     findings = check_environment()
     if any(finding.state == "problem" and finding.check in _VLLM_NEEDS for finding in findings):
         skipped = "not looked at: vLLM can't be asked before the above is mended"
         return [*findings, Finding("runner", "skipped", skipped), Finding("seams", "skipped", skipped)]
-    try:
-        given = _parse(speculative_config)
-    except (NotAnObject, AsdConfigError) as error:
-        return [*findings, Finding("settings", "problem", str(error), "correct --speculative-config")]
     if given is not None:
-        findings += _check_requested(given)
+        try:
+            findings += _check_requested(given)
+        except AsdConfigError as error:
+            return [*findings, Finding("settings", "problem", str(error), "correct --speculative-config")]
     return [*findings, *_ask_vllm(model, given)]
-
-
-def _parse(text: str | None) -> dict[str, Any] | None:
-    """Read the option; raises NotAnObject, or AsdConfigError when it holds wrong keys of ours."""
-    if text is None:
-        return None
-    given = read_object("--speculative-config", text, SPECULATION_EXAMPLE)
-    split_speculative_config(given)
-    return given
 
 
 def _check_requested(given: dict[str, Any]) -> list[Finding]:

@@ -2,20 +2,26 @@
 
 from __future__ import annotations
 
-import json
+import contextlib
+import math
 from fractions import Fraction
 from pathlib import Path
-from typing import Annotated, Any, NoReturn
+from typing import Annotated, Any
 
 import typer
 from rich.console import Console
 
+from vllm_asd.cli import options
+from vllm_asd.cli.ending import checking
 from vllm_asd.tools.plan import words
 from vllm_asd.tools.plan.curve import Curve
 from vllm_asd.tools.plan.inputs import read_acceptance, read_costs, read_law, read_loads
+from vllm_asd.tools.plan.law import check_laws, greedy_law, total_variation
 from vllm_asd.tools.plan.plan import SCHEMA, Arm, ArmPlan, plan_arm
 from vllm_asd.tools.plan.speed import MAX_K, Costs
 from vllm_asd.tools.plan.tables import law_table, load_table, output_laws, plan_table
+from vllm_asd.tools.server.keyed_request import use_api_key
+from vllm_asd.tools.usage import BadUsage
 
 app = typer.Typer(add_completion=False, rich_markup_mode="markdown")
 _UNBOUNDED = 1000
@@ -25,11 +31,12 @@ _JOINT = (
 )
 
 
-@app.command()
+@options.register(app, "plan")
 def main(
     acceptance: Annotated[str | None, typer.Option(help=f"Strict. {_JOINT}", metavar="A[,A...]")] = None,
     asd_acceptance: Annotated[str | None, typer.Option(help="ASD, likewise.", metavar="A[,A...]")] = None,
-    url: Annotated[str | None, typer.Option(help="Read both from this server's /metrics instead.")] = None,
+    url: options.OptionalUrl = None,
+    api_key: options.ApiKey = None,
     draft_cost: Annotated[
         float | None, typer.Option(help="One draft token, in plain decode steps.", metavar="C")
     ] = None,
@@ -67,12 +74,12 @@ def main(
     gate: Annotated[float, typer.Option(help="With --law: asd_gate.", min=0)] = 0.25,
     budget: Annotated[float, typer.Option(help="With --law: nats left of the budget.", min=0)] = 8.0,
     at_stake: Annotated[int, typer.Option(help="With --law: draft tokens from here to the end.", min=1)] = 7,
-    as_json: Annotated[bool, typer.Option("--json", help="Print JSON for scripts.")] = False,
-    plot: Annotated[
-        Path | None, typer.Option(help="Write a picture here (.png, .svg).", dir_okay=False)
-    ] = None,
+    as_json: options.AsJson = False,
+    plot: Annotated[Path | None, typer.Option(help="Write a picture here (.png, .svg).")] = None,
 ) -> None:
     """Estimate from a cost model whether speculation pays: strict and ASD, for k = 1 to 16.
+
+    With --url the acceptance of both comes from that server's /metrics.
 
     Example: vllm-asd plan --acceptance 0.7 --asd-acceptance 0.8 --draft-cost 0.05
 
@@ -81,60 +88,59 @@ def main(
 
     Exactness: vllm-asd plan --law 0.5,0.3,0.2 0.7,0.2,0.1
     """
-    try:
-        if law is not None:
-            _laws(read_law("P", law[0]), read_law("Q", law[1]), gate, budget, at_stake, as_json)
-            return
+    use_api_key(api_key)
+    if law is not None:
+        with checking():
+            if not (math.isfinite(gate) and math.isfinite(budget)):
+                raise ValueError("--gate and --budget must be finite numbers")
+            p, q = read_law("P", law[0]), read_law("Q", law[1])
+            check_laws(p, q)
+        _laws(p, q, gate, budget, at_stake, as_json)
+        return
+    with checking():
         costs = read_costs(
             baseline_ms, (draft_cost, verify_cost, overhead), (draft_ms, verify_ms, overhead_ms)
         )
         assumed = verify_cost is None and verify_ms is None
         loads = read_loads(verify_by_concurrency)
-        arms, notes, served_k = _arms(acceptance, asd_acceptance, url)
-        k = k or served_k
-        if loads is not None and k is None:
+        given = _given_arms(acceptance, asd_acceptance, url)
+        if loads is not None and k is None and url is None:
             raise ValueError("give --k, the draft length that --verify-by-concurrency was measured at")
-        plans = [plan_arm(arm, costs, baseline_ms, loads, k or 1) for arm in arms]
-    except ValueError as error:
-        _stop(error)
+        if plot is not None and not plot.absolute().parent.is_dir():
+            raise ValueError(f"there is no folder {plot.parent} for {plot.name}")
+    arms, notes, served_k = (given, (), None) if url is None else _ask(url)
+    # Without a server, all that can be wrong was given here.
+    with checking() if url is None else contextlib.nullcontext():
+        plans = [plan_arm(arm, costs, baseline_ms, loads, k or served_k or 1) for arm in arms]
     cost_line = words.cost_line(costs, assumed)
     if plot is not None:
         _plot(plans, cost_line, plot)
     if as_json:
-        typer.echo(json.dumps(_report(plans, costs, assumed, notes), indent=2))
+        options.print_json(_report(plans, costs, assumed, notes))
     else:
         _print(plans, cost_line, notes)
 
 
-def _stop(reason: object) -> NoReturn:
-    typer.echo(f"vllm-asd plan: {reason}", err=True)
-    raise typer.Exit(1) from None
-
-
-def _arms(
-    acceptance: str | None, asd_acceptance: str | None, url: str | None
-) -> tuple[tuple[Arm, ...], tuple[str, ...], int | None]:
-    """The arms, what to know about them, and the server's k if one was asked."""
-    if url is not None:
-        if acceptance is not None or asd_acceptance is not None:
-            raise ValueError("give --url or acceptances, not both")
-        return _ask(url)
+def _given_arms(acceptance: str | None, asd_acceptance: str | None, url: str | None) -> tuple[Arm, ...]:
+    """The arms that the options describe; none where a server is to be asked."""
     given = (("strict", acceptance), ("ASD", asd_acceptance))
     arms = tuple(Arm(name, read_acceptance(text)) for name, text in given if text is not None)
-    if not arms:
+    if url is not None and arms:
+        raise ValueError("give --url or acceptances, not both")
+    if url is None and not arms:
         raise ValueError("give --acceptance, --asd-acceptance or --url")
-    return arms, (), None
+    return arms
 
 
 def _ask(url: str) -> tuple[tuple[Arm, ...], tuple[str, ...], int]:
+    """The arms, what to know about them, and the server's k."""
     try:
-        from vllm_asd.tools.plan.counters import CountersError, fetch_metrics, read_counters
+        from vllm_asd.tools.plan.counters import fetch_metrics, read_counters
     except ImportError as error:
-        _stop(f"reading /metrics needs {error.name}, which vLLM brings: pip install {error.name}")
-    try:
-        reading = read_counters(fetch_metrics(url))
-    except CountersError as error:
-        _stop(error)
+        raise RuntimeError(
+            f"reading /metrics needs {error.name}, which vLLM brings: pip install {error.name}"
+        ) from None
+    reading = read_counters(fetch_metrics(url))
     notes = (f"The server drafts k={reading.k}; counters since its start.", *reading.notes)
     return reading.arms, notes, reading.k
 
@@ -142,8 +148,6 @@ def _ask(url: str) -> tuple[tuple[Arm, ...], tuple[str, ...], int]:
 def _laws(
     p: tuple[Fraction, ...], q: tuple[Fraction, ...], gate: float, budget: float, at_stake: int, as_json: bool
 ) -> None:
-    from vllm_asd.tools.plan.law import greedy_law, total_variation
-
     laws = output_laws(p, q, gate, at_stake, budget)
     if as_json:
         found = {
@@ -154,7 +158,7 @@ def _laws(
             }
             for name, law in laws.items()
         }
-        typer.echo(json.dumps({"schema": "vllm-asd/law/1", "laws": found}, indent=2))
+        options.print_json({"schema": "vllm-asd/law/1", "laws": found})
         return
     console = Console(highlight=False)
     console.print(law_table(p, q, laws))
@@ -209,6 +213,6 @@ def _plot(plans: list[ArmPlan], cost_line: str, picture: Path) -> None:
     try:
         draw(plans, cost_line, picture)
     except ImportError:
-        _stop("--plot needs matplotlib: pip install matplotlib")
+        raise RuntimeError("--plot needs matplotlib: pip install matplotlib") from None
     except (OSError, ValueError) as error:
-        _stop(f"can't write {picture}: {error}")
+        raise BadUsage(f"can't write {picture}: {error}") from None

@@ -1,14 +1,17 @@
-"""Read a JSON object that a user gave, as an option or in a file."""
+"""Read what a user gave: a text file, and a JSON object in an option or a file."""
 
 import json
+from pathlib import Path
 from typing import Any
+
+from vllm_asd.tools.usage import BadUsage
 
 LIMITS_EXAMPLE = "give for example '{\"asd_budget\": 2}'"
 SPECULATION_EXAMPLE = 'give for example \'{"method": "ngram", "num_speculative_tokens": 5}\''
 _MOST_SHOWN = 60
 
 
-class NotAnObject(ValueError):
+class NotAnObject(BadUsage):
     """A text that is no JSON object; the message is one line that names it and the fix."""
 
 
@@ -29,9 +32,26 @@ def read_object(name: object, text: str, fix: str) -> dict[str, Any]:
         reason = ""
     except json.JSONDecodeError as error:
         found, reason = None, f" ({error.msg} at character {error.pos + 1})"
+    except (ValueError, RecursionError) as error:
+        # A number of thousands of digits, or thousands of brackets.
+        found, reason = None, f" ({shortened(str(error))})"
     if not isinstance(found, dict):
         raise NotAnObject(f"{name} is not a JSON object but {shortened(text)}{reason}: {fix}")
     return found
+
+
+def read_text(name: object, path: Path) -> str:
+    """A file's text.
+
+    Raises:
+        BadUsage: It can't be read, or is no text; one line that begins with `name`.
+    """
+    try:
+        return path.read_text(encoding="utf-8")
+    except OSError as error:
+        raise BadUsage(f"{name}: can't read {path} ({error.strerror})") from None
+    except UnicodeDecodeError:
+        raise BadUsage(f"{name}: {path} is no UTF-8 text") from None
 
 
 def shortened(text: str) -> str:

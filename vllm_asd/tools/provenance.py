@@ -32,12 +32,22 @@ def provenance(program: Sequence[str]) -> dict[str, Any]:
     commit = _git("rev-parse", "HEAD") or None
     return {
         "made": datetime.now(UTC).isoformat(timespec="seconds"),
-        "command": shlex.join([*program, *without_folders(sys.argv[1:])]),
+        "command": shlex.join([*program, *without_folders(without_key(sys.argv[1:]))]),
         "git": commit,
         "git_dirty": bool(_git("status", "--porcelain")) if commit else None,
         "versions": {name: found for name in _DISTRIBUTIONS if (found := _version(name))},
         "machine": f"{platform.machine()}, Python {platform.python_version()}",
     }
+
+
+def without_key(arguments: Sequence[str]) -> list[str]:
+    """Arguments without the value of `--api-key`."""
+    kept: list[str] = []
+    for argument in arguments:
+        secret = bool(kept) and kept[-1] == "--api-key"
+        name = "--api-key="
+        kept.append("..." if secret else f"{name}..." if argument.startswith(name) else argument)
+    return kept
 
 
 def without_folders(value: Any) -> Any:

@@ -4,17 +4,18 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
+from lm_eval.api.task import Task
 from rich.console import Console
 
 from vllm_asd.tools.audit.harness import TaskChoice, load_tasks
-from vllm_asd.tools.audit.limits import audited_limits
+from vllm_asd.tools.audit.limits import audited_limits, calibration
 from vllm_asd.tools.audit.report_schema import AuditReport
-from vllm_asd.tools.audit.run import Audit, run_audit
+from vllm_asd.tools.audit.run import SETTINGS, Audit, run_audit
+from vllm_asd.tools.limits_option import GivenLimits, read_limits
 from vllm_asd.tools.provenance import provenance
 from vllm_asd.tools.server.served import inspect_server, require_detailed
+from vllm_asd.tools.settings_file import refuse_other_folder
 from vllm_asd.tools.tasks import BUILTIN_DATA
-
-BUILTIN = "builtin"
 
 
 @dataclass(frozen=True)
@@ -22,12 +23,11 @@ class Options:
     """The command's options, read."""
 
     url: str
-    model: str | None
+    served_model: str | None
     tasks: tuple[str, ...]
-    data: str | None
-    config: Path | None
+    data: Path | str | None
     limits: str | None
-    limit: int | None
+    prompts: int | None
     concurrency: int
     max_tokens: Mapping[str, int]
     completions: bool
@@ -37,43 +37,55 @@ class Options:
     folder: Path
 
 
-def audit(options: Options, console: Console) -> AuditReport:
-    """Ask the server what it is, load the tasks, run.
+@dataclass(frozen=True)
+class Prepared:
+    """What the options come to, before any server is asked."""
+
+    limits: GivenLimits | None
+    choice: TaskChoice
+    tasks: dict[str, Task]
+
+
+def prepare(options: Options) -> Prepared:
+    """Read the limits, load the tasks, look at the folder.
 
     Raises:
-        ValueError: An option or the server can't be used (NotServed is one); one line.
-        Unanswered: The server failed on the way.
+        ValueError: An option can't be used; one line.
     """
-    served = inspect_server(options.url, options.model)
-    require_detailed(served)
-    audited = audited_limits(served, options.config, options.limits)
+    refuse_other_folder(options.folder / SETTINGS)
+    limits = None if options.limits is None else read_limits(options.limits)
+    if limits is not None and limits.path is not None:
+        calibration(limits.path)
     choice = TaskChoice(
         names=options.tasks,
-        data_folder=_data_folder(options.data),
-        limit=options.limit,
+        data_folder=BUILTIN_DATA if isinstance(options.data, str) else options.data,
+        limit=options.prompts,
         max_tokens=options.max_tokens,
         completions=options.completions,
         run_code=options.run_code,
     )
+    return Prepared(limits, choice, load_tasks(choice))
+
+
+def audit(options: Options, prepared: Prepared, console: Console) -> AuditReport:
+    """Ask the server what it is, and run.
+
+    Raises:
+        ValueError: The server can't be used (NotServed is one); one line.
+        Unanswered: The server failed on the way.
+    """
+    served = inspect_server(options.url, options.served_model)
+    require_detailed(served)
+    audited = audited_limits(served, prepared.limits)
     for note in audited.notes:
         console.print(note, style="yellow", markup=False)
-    tasks = load_tasks(choice)
     plan = Audit(
         served=served,
         audited=audited,
-        choice=choice,
+        choice=prepared.choice,
         concurrency=options.concurrency,
         folder=options.folder,
         margin=options.margin,
         likelihood_items=options.likelihood_items,
     )
-    return run_audit(plan, tasks, provenance(("vllm-asd",)))
-
-
-def _data_folder(data: str | None) -> Path | None:
-    if data is None:
-        return None
-    folder = BUILTIN_DATA if data == BUILTIN else Path(data)
-    if not folder.is_dir():
-        raise ValueError(f"there is no folder {folder}: correct --data")
-    return folder
+    return run_audit(plan, prepared.tasks, provenance(("vllm-asd",)))

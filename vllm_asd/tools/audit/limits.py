@@ -3,27 +3,19 @@
 import json
 import urllib.error
 import urllib.request
-from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import yaml
-
-from vllm_asd.config import (
-    ANSWER_KEYS,
-    AsdConfig,
-    RequestKeys,
-    RequestLimits,
-    split_speculative_config,
-)
-from vllm_asd.tools.calibrate.freeze import SPECULATION, evidence_path
-from vllm_asd.tools.json_object import LIMITS_EXAMPLE, SPECULATION_EXAMPLE, read_object
+from vllm_asd.config import ANSWER_KEYS, AsdConfig, RequestLimits
+from vllm_asd.tools.calibrate.freeze import evidence_path
+from vllm_asd.tools.json_object import read_object, read_text
+from vllm_asd.tools.limits_option import LIMIT_KEYS, GivenLimits, request_keys
 from vllm_asd.tools.server.keyed_request import keyed_request
 from vllm_asd.tools.server.served import Served
+from vllm_asd.tools.usage import BadUsage
 
 _TIMEOUT_S = 10.0
-_LIMITS = tuple(ANSWER_KEYS.values())
 # What a request can't send: the server must run it as it was frozen.
 _SERVER_ONLY = ("asd_pricing", "asd_scope", "asd_protect")
 
@@ -45,65 +37,36 @@ class Audited:
     notes: tuple[str, ...]
 
 
-def audited_limits(served: Served, config: Path | None, limits: str | None) -> Audited:
-    """The limits of a frozen file, of JSON, or the server's own.
+def audited_limits(served: Served, given: GivenLimits | None) -> Audited:
+    """The limits that `--limits` gives, or the server's own.
 
     Args:
         served: The server.
-        config: A file for `vllm serve --config`, such as calibrate writes.
-        limits: JSON of the keys that a request may send.
+        given: The option, read; None takes the server's own.
 
     Raises:
-        ValueError: Unreadable, laxer than the server's, or priced otherwise; one line.
-        OSError: The file can't be read.
+        ValueError: Laxer than the server's, or priced otherwise; one line.
     """
     if served.limits.shadow:
         raise ValueError(f'{served.base_url} only looks: start it with "asd_mode": "enforce"')
-    if config is not None and limits is not None:
-        raise ValueError("give --config or --limits, not both")
-    if config is not None:
-        return _of_config(served, config)
-    if limits is not None:
-        return Audited(_within(served, read_object("--limits", limits, LIMITS_EXAMPLE)), None, None, ())
-    return Audited(_as_keys(_config_of(served)), None, None, ("The limits are the server's own.",))
-
-
-def _of_config(served: Served, path: Path) -> Audited:
-    try:
-        arguments = yaml.safe_load(path.read_text(encoding="utf-8"))
-    except yaml.YAMLError as error:
-        raise ValueError(f"{path} is no YAML: {' '.join(str(error).split())}") from None
-    given = arguments if isinstance(arguments, dict) else {}
-    speculation = given.get(SPECULATION, given.get(SPECULATION.replace("-", "_")))
-    if isinstance(speculation, str):
-        speculation = read_object(f"{SPECULATION} in {path}", speculation, SPECULATION_EXAMPLE)
-    _, asd = split_speculative_config(speculation) if isinstance(speculation, Mapping) else ({}, None)
-    if asd is None or not isinstance(speculation, Mapping):
-        raise ValueError(f'{path} has no {SPECULATION} with "rejection_sample_method": "asd"')
-    if served.limits.guard and asd.asd_guard == "off":
-        raise ValueError(f"the server runs asd_guard='on' and {path.name} has 'off': start it with that")
-    calibrated, notes = _calibration(path)
-    return Audited(
-        xargs=_within(served, _as_keys(asd)),
-        drafter=_short(speculation.get("model") or speculation.get("method")),
-        calibrated=calibrated,
-        notes=(*notes, *_server_only(served, asd)),
-    )
-
-
-def _as_keys(config: AsdConfig) -> dict[str, Any]:
-    """What each request sends: all limits, and what differs from a server's defaults."""
-    per_phase = ANSWER_KEYS if config.asd_scope == "phases" else {}
-    keys = config.model_dump(include={*_LIMITS, *per_phase})
-    if config.asd_mode != "enforce":
-        keys["asd_mode"] = config.asd_mode
-    return {**keys, "asd_guard": "on"} if config.asd_guard == "on" else keys
+    if given is None:
+        own = request_keys(_config_of(served))
+        return Audited(own, None, None, ("The limits are the server's own.",))
+    keys = request_keys(_config_of(served).settings_for(given.keys))
+    if given.frozen is None or given.path is None:
+        return Audited(keys, None, None, ())
+    if served.limits.guard and given.frozen.asd_guard == "off":
+        raise ValueError(
+            f"the server runs asd_guard='on' and {given.path.name} has 'off': start it with that"
+        )
+    calibrated, notes = calibration(given.path)
+    return Audited(keys, given.drafter, calibrated, (*notes, *_server_only(served, given.frozen)))
 
 
 def _config_of(served: Served) -> AsdConfig:
     """The server's own settings, as far as a request may send them."""
     limits = served.limits
-    settings: dict[str, Any] = dict(zip(_LIMITS, _values(limits), strict=True))
+    settings: dict[str, Any] = dict(zip(LIMIT_KEYS, _values(limits), strict=True))
     if limits.answer is not None:
         settings |= {"asd_scope": "phases", **dict(zip(ANSWER_KEYS, _values(limits.answer), strict=True))}
     return AsdConfig(**settings, asd_guard="on" if limits.guard else "off")
@@ -113,23 +76,20 @@ def _values(limits: RequestLimits) -> tuple[float, float, int, float]:
     return limits.budget, limits.gate, limits.block_cap, limits.refill
 
 
-def _within(served: Served, keys: dict[str, Any]) -> dict[str, Any]:
-    """The keys, every limit filled in; AsdConfigError, a ValueError, names one that is laxer."""
-    unknown = [key for key in keys if key not in RequestKeys.model_fields]
-    if unknown:
-        raise ValueError(f"{unknown[0]} is no limit; --limits takes: {', '.join(RequestKeys.model_fields)}")
-    return _as_keys(_config_of(served).settings_for(keys))
+def calibration(config: Path) -> tuple[frozenset[str] | None, tuple[str, ...]]:
+    """Digests of the prompts that a frozen file was calibrated on, or None and a note.
 
-
-def _calibration(config: Path) -> tuple[frozenset[str] | None, tuple[str, ...]]:
+    Raises:
+        BadUsage: The file beside it can't be read.
+    """
     path = evidence_path(config)
     if not path.is_file():
         note = f"{config.name} comes without {path.name}: whether calibration saw these prompts is not known."
         return None, (note,)
-    evidence = read_object(path, path.read_text(encoding="utf-8"), "calibrate anew")
+    evidence = read_object(path, read_text("--limits", path), "calibrate again")
     prompts = evidence.get("prompts")
     if not isinstance(prompts, list):
-        raise ValueError(f"{path} has no list `prompts` of prompt digests: calibrate anew")
+        raise BadUsage(f"{path} has no list `prompts` of prompt digests: calibrate again")
     return frozenset(str(digest) for digest in prompts), ()
 
 
@@ -157,8 +117,3 @@ def _server_settings(served: Served) -> dict[str, Any] | None:
         error.close()  # without VLLM_PLUGINS there is no such route
         return None
     return found if isinstance(found, dict) else None
-
-
-def _short(name: object) -> str | None:
-    """The last part of a path or name: a report says nothing about this machine's folders."""
-    return None if name is None else str(name).rstrip("/").rpartition("/")[2]

@@ -168,7 +168,7 @@ def _meta(
     return {
         **meta,
         **audit.settings,
-        "drafter": audit.audited.drafter or "not known (give --config)",
+        "drafter": audit.audited.drafter or "not known (give --limits a frozen file)",
         "tasks": {
             name: {
                 "items": len({sample["doc_id"] for sample in samples["control"][name]}),

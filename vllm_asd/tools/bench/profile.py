@@ -21,9 +21,10 @@ from rich.console import Console
 from rich.table import Table
 
 from vllm_asd.tools.bench.cells import ASD, EXTRA_BODY, STRICT
-from vllm_asd.tools.bench.settings import BenchError, Speculation, read_concurrency, read_speculations
+from vllm_asd.tools.bench.settings import BenchError, Speculation, read_speculations
 from vllm_asd.tools.bench.step_timer import PARTS, StepTimer
 from vllm_asd.tools.bench.workload import read_prompts
+from vllm_asd.tools.concurrency import read_levels
 from vllm_asd.tools.demo.prompts import PROMPTS
 from vllm_asd.tools.models import default_cache_dir, prepare_smollm2
 from vllm_asd.tools.provenance import provenance
@@ -57,9 +58,9 @@ def main(
             method = "ngram"
         given = [speculative_config] if speculative_config else []
         speculation = read_speculations(given, method, drafter, draft_tokens)[0]
-        batches = read_concurrency(batch)
+        batches = read_levels(batch)
         prompts = read_prompts(data) if data is not None else [prompt.text for prompt in PROMPTS]
-    except BenchError as error:
+    except (BenchError, ValueError) as error:
         _stop(error)
     arguments = list(context.args) or (_DEFAULT_MODEL_ARGS if model is None else [])
     target = model or str(prepare_smollm2(default_cache_dir()))

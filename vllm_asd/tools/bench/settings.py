@@ -7,13 +7,15 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-import yaml
-
 from vllm_asd.config import AsdConfig, AsdConfigError
 from vllm_asd.tools.json_object import SPECULATION_EXAMPLE, NotAnObject, read_object
+from vllm_asd.tools.server_config import SPECULATION, read_server_config
 
 SERVED_NAME = "bench"
 _OURS = ("--speculative-config", "--served-model-name", "--port", "--host", "--disable-log-stats")
+
+# vLLM's methods that have no drafter unless one is named; others find it in the target, or need none.
+_NEED_DRAFTER = ("draft_model", "eagle", "eagle3", "medusa", "mlp_speculator", "dflash", "custom_class")
 
 
 class BenchError(Exception):
@@ -91,21 +93,6 @@ class Settings:
         return dict(json.loads(json.dumps(asdict(self))))
 
 
-def read_concurrency(text: str) -> tuple[int, ...]:
-    """Read `1,4,16`.
-
-    Raises:
-        BenchError: No whole numbers above 0.
-    """
-    try:
-        levels = sorted({int(part) for part in text.split(",")})
-    except ValueError:
-        levels = [0]
-    if levels[0] < 1:
-        raise BenchError(f"--concurrency: expected whole numbers above 0 such as 1,4,16, got {text!r}")
-    return tuple(levels)
-
-
 def read_speculations(
     given: Sequence[str], method: str | None, drafter: str | None, draft_tokens: int
 ) -> tuple[Speculation, ...]:
@@ -128,35 +115,32 @@ def read_speculations(
     for config in configs:
         completed = _with_asd(config)
         name = str(completed.get("method", "drafter"))
+        if name in _NEED_DRAFTER and not completed.get("model"):
+            raise BenchError(
+                f"the method {name} needs a draft model or head: give --drafter, "
+                'or "model" in --speculative-config'
+            )
         same = sum(item.config.get("method", "drafter") == name for item in found)
         found.append(Speculation(name if not same else f"{name}-{same + 1}", completed))
     return tuple(found)
 
 
-def read_server_config(path: Path) -> tuple[str | None, list[str], list[str]]:
+def split_server_config(path: Path) -> tuple[str | None, list[str], list[str]]:
     """Split a `vllm serve --config` file into the model, its speculative configuration and the rest.
 
     Returns:
         Model or None, the speculative configurations as JSON text, and the rest as arguments.
 
     Raises:
-        BenchError: Not readable, or not a mapping.
+        BadUsage: Not readable, or not a mapping.
     """
-    try:
-        loaded = yaml.safe_load(path.read_text())
-    except (OSError, yaml.YAMLError) as error:
-        raise BenchError(f"--config: can't read {path} ({str(error).splitlines()[0]})") from None
-    if not isinstance(loaded, dict):
-        raise BenchError(f"--config: {path} holds no mapping of `vllm serve` options")
-    rest = {str(key).replace("_", "-"): value for key, value in loaded.items()}
+    rest = read_server_config(path)
     model = rest.pop("model", None) or rest.pop("model-tag", None)
-    speculation = rest.pop("speculative-config", None)
+    speculation = rest.pop(SPECULATION, None)
     for option in _OURS:
         rest.pop(option.removeprefix("--"), None)
-    if speculation is not None and not isinstance(speculation, str):
-        speculation = json.dumps(speculation)
     arguments = [argument for key, value in rest.items() for argument in _as_arguments(key, value)]
-    return model, [speculation] if speculation else [], arguments
+    return model, [json.dumps(speculation)] if speculation else [], arguments
 
 
 def _as_arguments(key: str, value: Any) -> list[str]:
@@ -198,8 +182,9 @@ def _from_method(method: str, drafter: str | None, draft_tokens: int) -> dict[st
 
 def _with_asd(config: dict[str, Any]) -> dict[str, Any]:
     keys = {key.replace("-", "_"): value for key, value in config.items()}
-    if not isinstance(keys.get("num_speculative_tokens"), int):
-        raise BenchError('--speculative-config: "num_speculative_tokens" must be a whole number')
+    count = keys.get("num_speculative_tokens")
+    if type(count) is not int or count < 1:
+        raise BenchError('--speculative-config: "num_speculative_tokens" must be a whole number above 0')
     chosen = keys.setdefault("rejection_sample_method", "asd")
     if chosen != "asd":
         raise BenchError(

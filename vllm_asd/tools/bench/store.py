@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from vllm_asd.tools.bench.cells import Cell
-from vllm_asd.tools.bench.settings import BenchError, Settings
+from vllm_asd.tools.bench.settings import Settings
 from vllm_asd.tools.settings_file import keep_settings
 from vllm_asd.tools.whole_file import write_whole
 
@@ -22,15 +22,12 @@ class Store:
         """Open a folder, new or of an earlier run with the same settings.
 
         Raises:
-            BenchError: It belongs to a run with other settings.
+            BadUsage: It belongs to a run with other settings.
         """
         self.folder = folder
         self._cells = folder / "cells"
         self._cells.mkdir(parents=True, exist_ok=True)
-        try:
-            keep_settings(folder / "settings.json", settings.as_json(), _MAY_DIFFER)
-        except ValueError as error:
-            raise BenchError(str(error)) from None
+        keep_settings(folder / "settings.json", settings.as_json(), _MAY_DIFFER)
 
     @property
     def scratch(self) -> Path:

@@ -42,7 +42,7 @@ def read_prompts(path: Path) -> list[str]:
                 prompts.append(str(row["prompt"]))
     except OSError as error:
         raise BenchError(f"--data: can't read {path} ({error.strerror})") from None
-    except (json.JSONDecodeError, AttributeError):
+    except (ValueError, RecursionError, AttributeError):
         raise BenchError(f"--data: line {number} of {path} is no JSON object") from None
     if not prompts:
         raise BenchError(f'--data: no line of {path} has a "prompt"')
@@ -71,7 +71,7 @@ def read_trace(path: Path, limit: int) -> list[tuple[float, int, int]]:
             requests.append((float(row["arrival_s"]), int(row["input_tokens"]), int(row["output_tokens"])))
     except OSError as error:
         raise BenchError(f"--trace: can't read {path} ({error.strerror})") from None
-    except (KeyError, ValueError, TypeError, AttributeError):
+    except (KeyError, ValueError, TypeError, AttributeError, RecursionError, OverflowError):
         raise BenchError(
             f"--trace: each line of {path} needs arrival_s, input_tokens and output_tokens"
         ) from None

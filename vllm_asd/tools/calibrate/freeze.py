@@ -10,9 +10,9 @@ import yaml
 
 from vllm_asd.config import METHOD, AsdConfig, split_speculative_config
 from vllm_asd.tools.calibrate.grid import Setting
-from vllm_asd.tools.json_object import SPECULATION_EXAMPLE, read_object
+from vllm_asd.tools.server_config import SPECULATION, read_server_config
+from vllm_asd.tools.usage import BadUsage
 
-SPECULATION = "speculative-config"
 METRICS = "per-request-spec-decode-metrics"
 # The audit reads the single exceptions.
 _LEVEL = "detailed"
@@ -37,7 +37,7 @@ class Base:
         """Check the arguments.
 
         Args:
-            arguments: With the key `speculative-config`, a dictionary or its JSON.
+            arguments: With the key `speculative-config`, a dictionary.
             drafter: Stands in for the drafter's name there; None leaves it.
 
         Raises:
@@ -45,14 +45,15 @@ class Base:
         """
         given = {key.replace("_", "-"): value for key, value in arguments.items()}
         if not given.get("model"):
-            raise ValueError("the frozen file needs the model to serve: give --model, or `model` in --config")
+            raise BadUsage(
+                "the frozen file needs the model to serve: give --model, or `model` in --server-config"
+            )
         speculation = given.pop(SPECULATION, None)
-        if isinstance(speculation, str):
-            speculation = read_object(f"`{SPECULATION}`", speculation, SPECULATION_EXAMPLE)
-        if not isinstance(speculation, dict) or "num_speculative_tokens" not in speculation:
-            raise ValueError(
-                "the frozen file needs the server's speculation with num_speculative_tokens: give "
-                f"--speculative-config as the server got it, or `{SPECULATION}` in --config"
+        count = speculation.get("num_speculative_tokens") if isinstance(speculation, dict) else None
+        if not isinstance(speculation, dict) or type(count) is not int or count < 1:
+            raise BadUsage(
+                "the frozen file needs the server's speculation with num_speculative_tokens above 0: give "
+                f"--speculative-config as the server got it, or `{SPECULATION}` in --server-config"
             )
         if drafter is not None:
             speculation = {**speculation, "model": drafter}
@@ -64,16 +65,9 @@ class Base:
         """Read a `--config` file of `vllm serve`.
 
         Raises:
-            OSError: It can't be read.
-            ValueError: It is no YAML mapping, or see `of`.
+            ValueError: It can't be read, it is no YAML mapping, or see `of`.
         """
-        try:
-            arguments = yaml.safe_load(path.read_text())
-        except yaml.YAMLError as error:
-            raise ValueError(f"{path} is no YAML: {' '.join(str(error).split())}") from None
-        if not isinstance(arguments, dict):
-            raise ValueError(f"{path} must map the arguments of `vllm serve` to values")
-        return cls.of(arguments, drafter)
+        return cls.of(read_server_config(path), drafter)
 
     @property
     def num_draft_tokens(self) -> int:

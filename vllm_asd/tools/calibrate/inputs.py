@@ -9,23 +9,22 @@ from vllm_asd.tools.server.served import NotServed, Served, inspect_server, requ
 
 
 def read_base(
-    config: Path | None, model: str | None, speculative_config: str | None, drafter: str | None
+    server_config: Path | None, model: str | None, speculative_config: str | None, drafter: str | None
 ) -> Base:
     """What to freeze into: a `--config` file, or the two arguments that matter.
 
     Raises:
         ValueError: Neither or both are given, or they are wrong.
-        OSError: The file can't be read.
     """
-    if (config is None) == (speculative_config is None):
+    if (server_config is None) == (speculative_config is None):
         raise ValueError(
-            "a server does not tell its settings: give --config (the YAML it was started with), "
+            "a server does not tell its settings: give --server-config (the YAML it was started with), "
             "or --model and --speculative-config"
         )
-    if config is not None:
+    if server_config is not None:
         if model is not None:
-            raise ValueError("--model stands in the --config file: drop one of them")
-        return Base.read(config, drafter)
+            raise ValueError("--model stands in the --server-config file: drop one of them")
+        return Base.read(server_config, drafter)
     speculation = read_object("--speculative-config", speculative_config or "", SPECULATION_EXAMPLE)
     return Base.of({"model": model, "speculative-config": speculation}, drafter)
 

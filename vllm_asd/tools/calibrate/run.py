@@ -1,7 +1,6 @@
 """One calibration from the first request to the chosen setting, resumable from its folder."""
 
 import asyncio
-import json
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
@@ -20,7 +19,7 @@ from vllm_asd.tools.settings_file import keep_settings
 
 CONTROL = "strict"
 _CONTROL_XARGS: dict[str, Any] = {"asd_budget": 0}
-_CONDITIONS = "conditions.json"
+CONDITIONS = "conditions.json"
 _ANSWERS = "answers.jsonl"
 
 
@@ -103,7 +102,7 @@ def deal(data: Sequence[DataFile], total: int) -> list[Prompt]:
     for file in data:
         try:
             piles.append(list(read_prompts(file.name, file.path, share)))
-        except (KeyError, TypeError, json.JSONDecodeError) as error:
+        except (KeyError, TypeError, ValueError, RecursionError) as error:
             wanted = "each line must be JSON with `id` and `prompt`"
             raise ValueError(f"{file.path}: {wanted} ({error!r})") from None
     prompts = [p for p in chain.from_iterable(zip_longest(*piles)) if p is not None][:total]
@@ -123,7 +122,7 @@ def calibrate(plan: Plan) -> Calibration:
         openai.OpenAIError: A request failed. What was finished is in the folder.
     """
     plan.grid.refuse_narrower(plan.served.limits)
-    keep_settings(plan.folder / _CONDITIONS, plan.conditions())
+    keep_settings(plan.folder / CONDITIONS, plan.conditions())
     arms = {ARM: XARGS, CONTROL: _CONTROL_XARGS}
     both = _by_arm(_ask(plan, arms, len(plan.prompts)))
     looking, control = (_in_order(plan.prompts, both[arm]) for arm in arms)

@@ -61,7 +61,7 @@ def render(transcript: Transcript) -> str:
     """The page."""
     facts = "".join(
         f"<div><dt>{escape(label)}</dt><dd>{escape(value)}</dd></div>"
-        for label, value in [*transcript.summary(), ("gate", _limits(transcript))]
+        for label, value in [*transcript.summary(), ("gate", transcript.gates())]
     )
     exhausted = transcript.report.get("exhausted_at_token")
     body = "".join(
@@ -74,14 +74,6 @@ def render(transcript: Transcript) -> str:
         f"<title>{title}</title><style>{_STYLE}</style></head>\n"
         f"<body><main><h1>{title}</h1><dl>{facts}</dl>{_chart(transcript)}"
         f'<div class="text">{body}</div>{_key(transcript)}</main></body></html>\n'
-    )
-
-
-def _limits(transcript: Transcript) -> str:
-    phases = transcript.report.get("phases", {"": transcript.report})
-    return "; ".join(
-        f"{name} {limits['gate']:g}, at most {limits['block_cap']} per block".lstrip()
-        for name, limits in phases.items()
     )
 
 

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from typing import Any
 
+SCHEMA = "vllm-asd/explanation/1"
 # Steps of regret that a reader can tell apart, by colour or without.
 NUM_LEVELS = 5
 _SAME_LOGPROB = 1e-4
@@ -81,6 +83,25 @@ class Transcript:
         phases = self.report.get("phases")
         return sum(p["budget"] for p in phases.values()) if phases else float(self.report["budget"])
 
+    def gates(self) -> str:
+        """Gate and block cap, of each phase."""
+        phases = self.report.get("phases") or {"": self.report}
+        return "; ".join(
+            f"{name} {limits['gate']:g}, at most {limits['block_cap']} per block".lstrip()
+            for name, limits in phases.items()
+        )
+
+    def as_json(self) -> dict[str, Any]:
+        """All figures: the response's report, and each exception."""
+        exceptions = [asdict(relaxation) for relaxation in self.relaxations]
+        return {
+            "schema": SCHEMA,
+            "model": self.model,
+            "tokens": len(self.pieces),
+            "asd": dict(self.report),
+            "exceptions": exceptions,
+        }
+
     def summary(self) -> list[tuple[str, str]]:
         """Label and value of what the report says as a whole."""
         report = self.report
@@ -137,8 +158,31 @@ def read_transcript(response: Mapping[str, Any]) -> Transcript:
     """Read a completion or chat completion.
 
     Raises:
-        TranscriptError: It has no exception trace, or no log-probabilities, which hold the tokens' texts.
+        TranscriptError: It has no exception trace, no log-probabilities, which hold the tokens' texts, or
+            something in it is not what vLLM and ASD write there.
     """
+    try:
+        transcript = _read(response)
+        transcript.summary(), transcript.gates()
+        for relaxation in transcript.relaxations:
+            _refuse_bad_numbers(relaxation)
+    except TranscriptError:
+        raise
+    except (LookupError, TypeError, AttributeError, ValueError, ArithmeticError) as error:
+        what = f"it lacks {error}" if isinstance(error, LookupError) else str(error)
+        raise TranscriptError(f"this is no response of vLLM with ASD, or a damaged one: {what}") from None
+    return transcript
+
+
+def _refuse_bad_numbers(relaxation: Relaxation) -> None:
+    if not 0 <= relaxation.regret < math.inf:
+        raise ValueError(f"the regret {relaxation.regret} is no number of nats")
+    for logprob in (relaxation.other_logprob, relaxation.said_logprob):
+        if logprob is not None and not logprob <= _SAME_LOGPROB:
+            raise ValueError(f"{logprob} is no log-probability")
+
+
+def _read(response: Mapping[str, Any]) -> Transcript:
     metrics = response.get("metrics") or {}
     report = (metrics.get("speculative_decoding") or {}).get("asd")
     if report is None:

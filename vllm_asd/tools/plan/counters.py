@@ -6,6 +6,7 @@ from dataclasses import dataclass
 
 from vllm_asd.tools.plan.acceptance import acceptance_of_mean, joint_from_counters
 from vllm_asd.tools.plan.plan import Arm
+from vllm_asd.tools.server.keyed_request import keyed_request
 from vllm_asd.tools.server.metrics import Metrics
 
 _TIMEOUT_S = 10.0
@@ -44,7 +45,7 @@ def fetch_metrics(url: str) -> str:
         address = address.removesuffix(ending)
     address += "/metrics"
     try:
-        with urllib.request.urlopen(address, timeout=_TIMEOUT_S) as response:
+        with urllib.request.urlopen(keyed_request(address), timeout=_TIMEOUT_S) as response:
             text: str = response.read().decode()
     except urllib.error.HTTPError as error:
         error.close()

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import re
 from fractions import Fraction
 
 from vllm_asd.tools.plan.curve import Curve, parse_curve
 from vllm_asd.tools.plan.speed import Costs
+
+_MOST_DIGITS = 300
 
 
 def read_costs(
@@ -73,6 +76,10 @@ def read_law(name: str, text: str) -> tuple[Fraction, ...]:
         ValueError: No list of numbers; the message says `name`.
     """
     try:
-        return tuple(Fraction(part) for part in text.split(","))
+        parts = text.split(",")
+        # An exact 1e-999999 would have a million digits.
+        if any(abs(int(exponent)) > _MOST_DIGITS for exponent in re.findall(r"[eE]([-+]?\d+)", text)):
+            raise ValueError("too small or large")
+        return tuple(Fraction(part) for part in parts)
     except (ValueError, ZeroDivisionError):
         raise ValueError(f"{name} is a list like 0.5,0.3,0.2, got {text!r}") from None

@@ -3,15 +3,23 @@
 import os
 import urllib.request
 
+_VARIABLE = "VLLM_API_KEY"
+
+
+def use_api_key(key: str | None) -> None:
+    """Send this key from now on; the servers and clients that this process starts have it, too."""
+    if key:
+        os.environ[_VARIABLE] = key
+
 
 def api_key() -> str:
     """The server's key; OpenAI's client wants some word where there is none."""
-    return os.environ.get("VLLM_API_KEY") or "none"
+    return os.environ.get(_VARIABLE) or "none"
 
 
 def key_headers() -> dict[str, str]:
     """The header that bears the key; none where there is no key."""
-    key = os.environ.get("VLLM_API_KEY")
+    key = os.environ.get(_VARIABLE)
     return {"Authorization": f"Bearer {key}"} if key else {}
 
 

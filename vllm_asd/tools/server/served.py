@@ -125,7 +125,7 @@ def _ask(base: str, path: str, payload: dict[str, Any] | None = None) -> dict[st
         said = " ".join(error.read().decode(errors="replace").split())[:200]
         error.close()
         if error.code == HTTPStatus.UNAUTHORIZED:
-            raise NotServed(f"{base} asks for a key: set VLLM_API_KEY to the server's") from None
+            raise NotServed(f"{base} asks for a key: give --api-key, or set VLLM_API_KEY") from None
         raise NotServed(f"{base}{path} answered {error.code}: is that a vLLM server? ({said})") from None
     except (OSError, ValueError) as error:
         reason = getattr(error, "reason", error)

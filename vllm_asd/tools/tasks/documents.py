@@ -6,6 +6,8 @@ from typing import Any
 
 import datasets
 
+from vllm_asd.tools.json_object import read_text
+
 FILE = "audit.jsonl"
 
 
@@ -35,7 +37,7 @@ def read(
     if not path.is_file():
         raise NoDocuments(f"no {source}/{FILE} in {data_folder}: correct --data, or leave that task out")
     rows = []
-    for number, line in enumerate(path.read_text(encoding="utf-8").strip().split("\n"), start=1):
+    for number, line in enumerate(read_text("--data", path).strip().split("\n"), start=1):
         try:
             row = json.loads(line)
             if row["id"].startswith(id_prefix):
