@@ -4,6 +4,7 @@ from collections.abc import Sequence
 
 from prometheus_client import CollectorRegistry, Counter, generate_latest
 
+from vllm_asd.telemetry.counters import Counter as AsdCounter
 from vllm_asd.telemetry.prometheus import Collectors
 
 
@@ -37,8 +38,7 @@ def exposition(
     if asd is not None:
         collectors = Collectors(registry)
         collectors.enable("m", 0)
-        names = ("exceptions", "regret", "reused_tokens", "exhausted_requests", "guarded_requests")
-        zeros = dict.fromkeys(names, 0)
+        zeros = {counter.label: 0 for counter in AsdCounter}
         counts = {**zeros, **asd, "blocks": {"end": blocks} if blocks else {}, "request_regret": []}
         collectors.observe(counts, "m", 0)
     return generate_latest(registry).decode()

@@ -28,6 +28,8 @@ from vllm_asd.protected import ProtectedSets
 from vllm_asd.step_log import StepLog, StepRecord
 from vllm_asd.telemetry.step_report import StepReport
 
+Decide = Callable[[DraftBlocks, RowLimits, Outcome], None]
+
 
 class DraftShape(NamedTuple):
     """What is known of every step when the worker starts.
@@ -87,6 +89,7 @@ class Verifier:
         shape: DraftShape,
         markers: ThinkMarkers | None = None,
         detailed: bool = False,
+        decide: Decide = verify_drafts,
     ) -> None:
         """Allocate the state.
 
@@ -97,12 +100,15 @@ class Verifier:
             shape: The sizes of a step.
             markers: The model's think tokens; needed unless ``asd_scope`` is "all".
             detailed: Report each exception's token and log-probability too, which reads its logits again.
+            decide: Decides V1's drafts, by :func:`vllm_asd.kernels.verify_drafts`'s contract. The attribute
+                of this name may be replaced between steps: experiments decide by other rules.
 
         Raises:
             ValueError: ``asd_scope`` is not "all" and there are no markers.
         """
         self.config = config
         self.shape = shape
+        self.decide = decide
         self._width = shape.max_num_draft_tokens
         self._num_details = min(config.largest_block_cap, self._width) if detailed else 0
         # q is at most K, and no request's gate is above the server's.
@@ -277,7 +283,7 @@ class Verifier:
         if isinstance(blocks, MaximaBlocks):
             verify_maxima(blocks, limits, outcome, self._largest_regret)
         else:
-            verify_drafts(blocks, limits, outcome)
+            self.decide(blocks, limits, outcome)
         if self._num_details:
             exception_details(blocks, outcome)
 

@@ -16,15 +16,13 @@ from eval.frontier.arms import STRICT, Arm
 from eval.frontier.lookahead import best_prefix
 from eval.frontier.replay import Replay
 from eval.frontier.rules import LookAhead, Mismatches, Rule, Tolerance, Walk
-from vllm_asd import verification
 from vllm_asd.kernels import Column, DraftBlocks, Outcome, RowLimits, pad_rows, row_positions, score_drafts
 from vllm_asd.kernels.accounts import GATE
 from vllm_asd.policy.pricing import in_draft, tokens_at_stake
 from vllm_asd.upstream.scheduled import stop_ids
+from vllm_asd.verification import Decide, Verifier
 
 KEY = "frontier_key"
-
-_Verify = Callable[[DraftBlocks, RowLimits, Outcome], None]
 
 
 class Block(NamedTuple):
@@ -43,7 +41,7 @@ class RulePerRequest:
     """
 
     def __init__(
-        self, request_ids: Callable[[], list[str]], native: _Verify, replayed: Sequence[Arm] = ()
+        self, request_ids: Callable[[], list[str]], native: Decide, replayed: Sequence[Arm] = ()
     ) -> None:
         """Start without requests.
 
@@ -98,7 +96,7 @@ class RulePerRequest:
 
 
 def _verify(
-    native: _Verify, blocks: DraftBlocks, rows: RowLimits, outcome: Outcome, rules: list[Rule]
+    native: Decide, blocks: DraftBlocks, rows: RowLimits, outcome: Outcome, rules: list[Rule]
 ) -> None:
     """Decide the rows by the plugin's kernel, once per pricing; a closed row is left as it is."""
     realized = torch.tensor([rule == Walk("realized") for rule in rules])
@@ -190,8 +188,8 @@ def install(runner: Any, rules: Mapping[str, Rule], replayed: Sequence[Arm] = ()
         rules: By name of the arm.
         replayed: Arms that the control's blocks are decided again under.
     """
-    place: Any = verification
-    chooser = RulePerRequest(lambda: list(runner.input_batch.req_ids), place.verify_drafts, replayed)
+    verifier: Verifier = runner.asd_verifier
+    chooser = RulePerRequest(lambda: list(runner.input_batch.req_ids), verifier.decide, replayed)
     execute = runner.execute_model
 
     def execute_model(scheduler_output: Any, *args: Any, **kwargs: Any) -> Any:
@@ -205,5 +203,5 @@ def install(runner: Any, rules: Mapping[str, Rule], replayed: Sequence[Arm] = ()
         return execute(scheduler_output, *args, **kwargs)
 
     runner.execute_model = execute_model
-    place.verify_drafts = chooser
+    verifier.decide = chooser
     return chooser

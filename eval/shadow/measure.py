@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 from unittest import mock
 
-from vllm_asd.telemetry.block_tally import Sum
+from vllm_asd.telemetry.counters import Counter
 from vllm_asd.telemetry.open_reports import OpenReports
 from vllm_asd.telemetry.request_totals import add_blocks
 from vllm_asd.tools.answers import Prompt
@@ -121,7 +121,10 @@ def _recorded() -> Iterator[Callable[[dict[str, Any]], list[Block]]]:
             target = int(step.target_ids[row, at])
             exceptions[row].append((int(positions[row]) + at, target, regret))
         for row, request_id in enumerate(step.request_ids):
-            accepted, strict = (int(tally.sums[row, f]) for f in (Sum.ACCEPTED, Sum.STRICT_ACCEPTED))
+            accepted, strict = (
+                int(tally.sums[row, counter])
+                for counter in (Counter.ACCEPTED_TOKENS, Counter.STRICT_ACCEPTED_TOKENS)
+            )
             blocks[request_id].append(Block(int(positions[row]), accepted, strict, exceptions[row]))
         return add_blocks(totals, step, tally, positions, num_kept)
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
+from tests.read_blocks import by_request
 from vllm_asd.config import RequestLimits
-from vllm_asd.kernels.outcome import Column
 from vllm_asd.policy import StopReason
 from vllm_asd.telemetry.step_report import StepBlocks
 
@@ -66,37 +66,16 @@ class BlockReport(NamedTuple):
 def read_blocks(blocks: StepBlocks) -> list[tuple[str, BlockReport]]:
     """A step's rows as records, with their requests' ids."""
     records = []
-    for request_id, row in zip(blocks.request_ids, blocks.table.tolist(), strict=True):
-        scalars, rest = row[: len(Column)], row[len(Column) :]
-        regrets, rest = rest[: blocks.width], rest[blocks.width :]
-        targets, details = rest[: blocks.width], rest[blocks.width :]
-        exceptions = [
-            BlockException(position, int(targets[position]), regret)
-            for position, regret in enumerate(regrets)
-            if regret >= 0
-        ]
-        half = len(details) // 2
-        if half:
-            looked_up = zip(details[:half], details[half:], strict=True)
-            exceptions = [
-                exception._replace(token_id=int(token_id), target_logprob=logprob)
-                for exception, (token_id, logprob) in zip(exceptions, looked_up, strict=False)
-            ]
-        thinking = scalars[Column.THINKING]
-        record = BlockReport(
-            num_draft=int(scalars[Column.NUM_DRAFT]),
-            accepted=int(scalars[Column.ACCEPTED]),
-            strict_accepted=int(scalars[Column.STRICT_ACCEPTED]),
-            reused=int(scalars[Column.REUSED]),
-            stop=int(scalars[Column.STOP]),
-            charged=scalars[Column.CHARGED],
-            spent=scalars[Column.SPENT],
-            shadow=scalars[Column.SHADOW] != 0,
-            exceptions=tuple(exceptions),
-            thinking=None if thinking < 0 else thinking != 0,
-            guard=int(scalars[Column.GUARD]),
+    for request_id, block in by_request(blocks).items():
+        details = block.details or ((None, None),) * len(block.exceptions)
+        fields: dict[str, Any] = block._asdict()
+        del fields["details"]
+        fields["exceptions"] = tuple(
+            BlockException(*exception, *detail)
+            for exception, detail in zip(block.exceptions, details, strict=True)
         )
-        records.append((request_id, record))
+        fields["thinking"] = None if block.thinking < 0 else block.thinking != 0
+        records.append((request_id, BlockReport(**fields)))
     return records
 
 
@@ -170,12 +149,12 @@ class RequestReport:
             **_amounts(limits),
             "sampled": sampled,
             "regret_spent": 0.0,
-            "regret": 0.0,
             "exceptions": 0,
+            "regret": 0.0,
             "reused_tokens": 0,
-            "verified_blocks": 0,
             "accepted_tokens": 0,
             "strict_accepted_tokens": 0,
+            "verified_blocks": 0,
             "strict_blocks_estimate": 0.0,
             "blocks_by_stop": dict.fromkeys(STOP_LABELS, 0),
             "exhausted_at_token": None,

@@ -153,7 +153,7 @@ def _refusals() -> Iterator[dict[str, Any]]:
 
 
 def _json(value: Any) -> str:
-    return json.dumps(value, indent=1) + "\n"
+    return json.dumps(value, indent=1, sort_keys=True) + "\n"
 
 
 def _without_time(text: str) -> str:

@@ -192,3 +192,23 @@ class TestPlot:
         monkeypatch.setitem(sys.modules, "matplotlib", None)
         output = plan(*GIVEN, "--plot", str(tmp_path / "plot.png"), code=1)
         assert output == "vllm-asd plan: --plot needs matplotlib: pip install matplotlib\n"
+
+
+def test_the_assumption_stands_beside_the_speedup_it_makes() -> None:
+    assumed = next(line for line in plan(*GIVEN).splitlines() if line.startswith("ASD: best k=8"))
+    assert "3.092x (if verifying 9 tokens costs as much as one)" in assumed
+    assert "as much as one" not in plan(*GIVEN, "--verify-cost", "1.3")
+
+
+def test_asd_below_strict_is_warned_of() -> None:
+    swapped = ("--acceptance", "0.8", "--asd-acceptance", "0.7", "--draft-cost", "0.05")
+    assert "WARNING: ASD yields fewer tokens than strict at k=1-16." in plan(*swapped)
+    assert any(note.startswith("WARNING") for note in as_json(*swapped)["notes"])
+    assert "WARNING" not in plan(*GIVEN)
+
+
+def test_law_shows_what_the_exact_correction_is_made_of() -> None:
+    pair = ("--law", "0.5,0.3,0.2", "0.2,0.5,0.3")
+    assert "A = 0.7, Z = 0.3; a rejected draft is drawn from 1, 0, 0." in plan(*pair)
+    found = as_json(*pair)["correction"]
+    assert found == {"accepted": 0.7, "residual_mass": 0.3, "residual": [1.0, 0.0, 0.0]}

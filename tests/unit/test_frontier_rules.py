@@ -13,7 +13,6 @@ from eval.frontier.arms import Arm
 from eval.frontier.rules import Fly, LookAhead, Ratio, Relaxed, Rule, Typical, Walk
 from eval.frontier.seam import KEY, RulePerRequest, install
 from tests import v1_step
-from vllm_asd import verification
 from vllm_asd.config import AsdConfig
 from vllm_asd.kernels import Column, DraftBlocks, Outcome, RowLimits, verify_drafts, verify_drafts_reference
 from vllm_asd.kernels.accounts import BLOCK_CAP, BUDGET, GATE, REMAINING
@@ -224,9 +223,8 @@ def request(request_id: str, arm: str, **limits: Any) -> Any:
     return SimpleNamespace(req_id=request_id, sampling_params=params, prompt_token_ids=[1])
 
 
-def test_through_vllms_own_sampler(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_through_vllms_own_sampler() -> None:
     """The same drafts in one batch, four rules: each row emits what its rule keeps and is charged for it."""
-    monkeypatch.setattr(verification, "verify_drafts", verify_drafts)
     runner = v1_step.Runner(4)
     v1_step.attach(runner, AsdConfig(asd_budget=100.0, asd_gate=1.0, asd_block_cap=2), {})
     rules: dict[str, Rule] = {

@@ -5,6 +5,7 @@ import typing
 from pathlib import Path
 
 import pytest
+import yaml
 
 pytest.importorskip("vllm")
 
@@ -17,6 +18,7 @@ from vllm_asd.config import AsdConfig, split_speculative_config
 
 FOLDER = Path(__file__).parents[2] / "configs" / "serve"
 FILES = sorted(FOLDER.glob("*.yaml"))
+GATED = "meta-llama/"
 PAIRS = {
     "qwen3-8b-dspark": ("Qwen/Qwen3-8B", "dspark", 7),
     "qwen3-14b-dspark": ("Qwen/Qwen3-14B", "dspark", 7),
@@ -51,8 +53,11 @@ def test_vllm_takes_the_file_as_it_is(path: Path, parser: FlexibleArgumentParser
     assert asd.asd_mode == "enforce"
     assert set(native) <= {field.name for field in dataclasses.fields(SpeculativeConfig)}
     assert method in _words(SpeculativeMethod)
-    # Without it nobody could see what was relaxed.
-    assert arguments.per_request_spec_decode_metrics == "detailed"
+    # Without it nobody could see what was relaxed. What calibrate froze stays as the audit needs it.
+    frozen = path.with_suffix(".calibration.json").exists()
+    assert arguments.per_request_spec_decode_metrics == ("detailed" if frozen else "summary")
+    # vLLM's default is the model's own maximum, whose KV cache may not fit.
+    assert arguments.max_model_len == (2048 if frozen else 8192)
 
 
 @pytest.mark.parametrize("path", FILES, ids=lambda path: path.stem)
@@ -60,6 +65,20 @@ def test_the_file_says_where_its_limits_are_from(path: Path) -> None:
     comment = "".join(line for line in path.read_text().splitlines(keepends=True) if line.startswith("#"))
     assert "Source of the limits:" in comment
     assert f"vllm serve --config {path.name}" in comment
+
+
+@pytest.mark.parametrize("path", FILES, ids=lambda path: path.stem)
+def test_the_first_line_says_what_to_have_before_a_start(path: Path) -> None:
+    """Folders that the user must bring, and gated models; a name without an owner is a folder."""
+    first = path.read_text().splitlines()[0]
+    arguments = yaml.safe_load(path.read_text())
+    models = [arguments["model"], arguments["speculative-config"].get("model", arguments["model"])]
+    folders = [model for model in models if "/" not in model]
+    assert all(folder in first for folder in folders)
+    assert first.startswith("# Absent folder") == bool(folders)
+    assert first.startswith("# Gated") == any(model.startswith(GATED) for model in models)
+    if not folders and not first.startswith("# Gated"):
+        assert first.startswith("# Downloaded from the hub")
 
 
 def _words(literal: object) -> set[str]:

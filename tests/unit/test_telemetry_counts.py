@@ -10,7 +10,8 @@ from tests.property.step_blocks import make_blocks
 from vllm_asd.config import AsdConfig, RequestLimits
 from vllm_asd.kernels.outcome import Column
 from vllm_asd.policy import StopReason
-from vllm_asd.telemetry.block_tally import BlockTally, Sum
+from vllm_asd.telemetry.block_tally import BlockTally
+from vllm_asd.telemetry.counters import Counter
 from vllm_asd.telemetry.log_line import IntervalLog
 from vllm_asd.telemetry.open_reports import OpenReports
 from vllm_asd.telemetry.request_report import new_report
@@ -46,14 +47,18 @@ class Reports:
 def tally_of(decided: StepBlocks, num_kept: int) -> dict[str, Any]:
     """The figures of one block, by name."""
     tally = BlockTally.of(decided, np.array([num_kept]))
-    sums = {figure.name.lower(): tally.sum(figure).item() for figure in Sum}
+    sums = {counter.label: tally.sum(counter).item() for counter in Counter}
     return sums | {"spent": tally.spent.item(), "out_of_budget": tally.out_of_budget.item()}
 
 
 class TestTally:
     def test_of_a_whole_block_is_what_the_worker_decided(self) -> None:
         tally = tally_of(block(), 6)
-        assert (tally["accepted"], tally["strict_accepted"], tally["reused"]) == (5, 1, 2)
+        assert (tally["accepted_tokens"], tally["strict_accepted_tokens"], tally["reused_tokens"]) == (
+            5,
+            1,
+            2,
+        )
         assert (tally["regret"], tally["spent"]) == (0.75, 0.75)
 
     @pytest.mark.parametrize(
@@ -64,14 +69,18 @@ class TestTally:
         self, num_kept: int, accepted: int, exceptions: int, reused: int
     ) -> None:
         tally = tally_of(block(), num_kept)
-        assert (tally["accepted"], tally["exceptions"], tally["reused"]) == (accepted, exceptions, reused)
-        assert tally["strict_accepted"] == 1
+        assert (tally["accepted_tokens"], tally["exceptions"], tally["reused_tokens"]) == (
+            accepted,
+            exceptions,
+            reused,
+        )
+        assert tally["strict_accepted_tokens"] == 1
         # What was spent before the block is 0 here.
         assert tally["spent"] == tally["regret"] == [0, 0.5, 0.75][exceptions]
 
     def test_under_shadow_counts_what_was_not_emitted(self) -> None:
         tally = tally_of(block(shadow=1), 2)
-        assert (tally["accepted"], tally["exceptions"], tally["reused"]) == (5, 2, 2)
+        assert (tally["accepted_tokens"], tally["exceptions"], tally["reused_tokens"]) == (5, 2, 2)
         assert tally["spent"] == 0.75
 
     def test_is_out_of_budget_only_if_the_refused_token_was_reached(self) -> None:

@@ -16,7 +16,7 @@ from vllm_asd.cli.ending import checking
 from vllm_asd.tools.plan import words
 from vllm_asd.tools.plan.curve import Curve
 from vllm_asd.tools.plan.inputs import read_acceptance, read_costs, read_law, read_loads
-from vllm_asd.tools.plan.law import check_laws, greedy_law, total_variation
+from vllm_asd.tools.plan.law import check_laws, correction, greedy_law, total_variation
 from vllm_asd.tools.plan.plan import SCHEMA, Arm, ArmPlan, plan_arm
 from vllm_asd.tools.plan.speed import MAX_K, Costs
 from vllm_asd.tools.plan.tables import law_table, load_table, output_laws, plan_table
@@ -111,7 +111,7 @@ def main(
     arms, notes, served_k = (given, (), None) if url is None else _ask(url)
     # Without a server, all that can be wrong was given here.
     with checking() if url is None else contextlib.nullcontext():
-        plans = [plan_arm(arm, costs, baseline_ms, loads, k or served_k or 1) for arm in arms]
+        plans = [plan_arm(arm, costs, baseline_ms, loads, k or served_k or 1, assumed) for arm in arms]
     cost_line = words.cost_line(costs, assumed)
     if plot is not None:
         _plot(plans, cost_line, plot)
@@ -148,6 +148,7 @@ def _ask(url: str) -> tuple[tuple[Arm, ...], tuple[str, ...], int]:
 def _laws(
     p: tuple[Fraction, ...], q: tuple[Fraction, ...], gate: float, budget: float, at_stake: int, as_json: bool
 ) -> None:
+    accepted, residual_mass, residual = correction(p, q)
     laws = output_laws(p, q, gate, at_stake, budget)
     if as_json:
         found = {
@@ -158,13 +159,19 @@ def _laws(
             }
             for name, law in laws.items()
         }
-        options.print_json({"schema": "vllm-asd/law/1", "laws": found})
+        exact = {
+            "accepted": float(accepted),
+            "residual_mass": float(residual_mass),
+            "residual": None if residual is None else [float(value) for value in residual],
+        }
+        options.print_json({"schema": "vllm-asd/law/1", "laws": found, "correction": exact})
         return
     console = Console(highlight=False)
     console.print(law_table(p, q, laws))
     console.print(
         "Exact and naive verify a sampled draft, and stand for P; strict and ASD stand for greedy P."
     )
+    console.print(words.correction_line(accepted, residual_mass, residual), soft_wrap=True)
     console.print(f"ASD: gate {gate:g}, {at_stake} draft tokens at stake, {budget:g} nats left.")
 
 
@@ -179,7 +186,7 @@ def _report(plans: list[ArmPlan], costs: Costs, assumed: bool, notes: tuple[str,
             "verify_assumed": assumed,
             "overhead": costs.overhead,
         },
-        "notes": list(notes),
+        "notes": [*notes, *words.acceptance_warnings({plan.arm.name: plan.rows for plan in plans})],
         "arms": {plan.arm.name: plan.as_json() for plan in plans},
     }
 
@@ -200,6 +207,8 @@ def _print(plans: list[ArmPlan], cost_line: str, notes: tuple[str, ...]) -> None
         console.print(
             "ASD's acceptance is for the k it was measured at: the gate's price depends on k.", soft_wrap=True
         )
+    for warning in words.acceptance_warnings({plan.arm.name: plan.rows for plan in plans}):
+        console.print(warning, style="bold yellow", soft_wrap=True)
     console.print()
     for plan in plans:
         console.print(plan.verdict, style="bold" if plan.best.speedup > 1 else "bold red", soft_wrap=True)

@@ -2,30 +2,20 @@
 
 from __future__ import annotations
 
-from enum import IntEnum
 from typing import NamedTuple
 
 import numpy as np
 
 from vllm_asd.kernels.outcome import Column
 from vllm_asd.policy import StopReason
+from vllm_asd.telemetry.counters import Counter
 from vllm_asd.telemetry.step_report import StepBlocks
 
 STOP_LABELS = tuple(reason.name.lower() for reason in StopReason)
 
 
-class Sum(IntEnum):
-    """Figures that are added up, over a request's blocks and over a step's; the stops follow."""
-
-    REGRET = 0  # nats, of the kept exceptions
-    EXCEPTIONS = 1  # kept
-    REUSED = 2  # kept matches behind the first exception
-    BLOCKS = 3
-    ACCEPTED = 4  # draft tokens kept
-    STRICT_ACCEPTED = 5  # draft tokens that strict verification keeps of the same block
-
-
-FIRST_STOP = len(Sum)
+# After the counters, how many blocks each reason stopped.
+FIRST_STOP = len(Counter)
 NUM_SUMS = FIRST_STOP + len(STOP_LABELS)
 
 
@@ -51,7 +41,8 @@ class BlockTally(NamedTuple):
     """A step's blocks after stop conditions cut them; under shadow, what would have been kept.
 
     Attributes:
-        sums: [M, NUM_SUMS] float64: :class:`Sum`'s figures, then 1 at the block's stop, 0 at the others.
+        sums: [M, NUM_SUMS] float64: what the block adds to each :class:`Counter` (to those of requests: see
+            :func:`vllm_asd.telemetry.request_totals.add_blocks`), then 1 at its stop, 0 at the others.
         spent: [M] float64, nats that the block's account has paid so far, for what was kept.
         out_of_budget: [M] bool, whether the next draft token was refused for want of budget alone.
         exceptions: The exceptions that were kept.
@@ -62,9 +53,9 @@ class BlockTally(NamedTuple):
     out_of_budget: np.ndarray
     exceptions: Exceptions
 
-    def sum(self, figure: Sum) -> np.ndarray:
+    def sum(self, counter: Counter) -> np.ndarray:
         """[M] float64, a view."""
-        values: np.ndarray = self.sums[:, figure]
+        values: np.ndarray = self.sums[:, counter]
         return values
 
     @classmethod
@@ -82,9 +73,8 @@ class BlockTally(NamedTuple):
         reach = np.where(is_shadow, blocks.column(Column.NUM_DRAFT) + 1, num_kept)
         accepted = np.minimum(decided, reach)
         sums = np.zeros((len(accepted), NUM_SUMS))
-        sums[:, Sum.BLOCKS] = 1
-        sums[:, Sum.ACCEPTED] = accepted
-        np.minimum(blocks.column(Column.STRICT_ACCEPTED), reach, out=sums[:, Sum.STRICT_ACCEPTED])
+        sums[:, Counter.ACCEPTED_TOKENS] = accepted
+        np.minimum(blocks.column(Column.STRICT_ACCEPTED), reach, out=sums[:, Counter.STRICT_ACCEPTED_TOKENS])
         sums[np.arange(len(accepted)), FIRST_STOP + stop.astype(np.int64)] = 1
         # Most blocks have no exception.
         found = _exceptions(blocks, np.flatnonzero(blocks.column(Column.EXCEPTIONS)))
@@ -108,9 +98,11 @@ def _add_exceptions(sums: np.ndarray, kept: Exceptions) -> None:
     """Set the figures that only blocks with exceptions have."""
     if not len(kept.row):
         return
-    # Those of a row follow each other; the sum is taken in their order.
-    first = np.flatnonzero(np.diff(kept.row, prepend=-1))
-    rows = kept.row[first]
-    sums[:, Sum.REGRET] = np.bincount(kept.row, kept.regret, len(sums))
-    sums[:, Sum.EXCEPTIONS] = np.bincount(kept.row, minlength=len(sums))
-    sums[rows, Sum.REUSED] = sums[rows, Sum.ACCEPTED] - kept.position[first] - sums[rows, Sum.EXCEPTIONS]
+    sums[:, Counter.EXCEPTIONS] = np.bincount(kept.row, minlength=len(sums))
+    sums[:, Counter.REGRET] = np.bincount(kept.row, kept.regret, len(sums))
+    # Strict ends before the first exception: what was kept beyond is exceptions and reused matches.
+    sums[:, Counter.REUSED_TOKENS] = (
+        sums[:, Counter.ACCEPTED_TOKENS]
+        - sums[:, Counter.STRICT_ACCEPTED_TOKENS]
+        - sums[:, Counter.EXCEPTIONS]
+    )

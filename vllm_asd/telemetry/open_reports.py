@@ -10,7 +10,8 @@ import numpy as np
 
 from vllm_asd.config import RequestLimits
 from vllm_asd.kernels.outcome import Column
-from vllm_asd.telemetry.block_tally import BlockTally, Sum
+from vllm_asd.telemetry.block_tally import BlockTally
+from vllm_asd.telemetry.counters import Counter
 from vllm_asd.telemetry.last_block import LastBlock
 from vllm_asd.telemetry.request_report import TRACE, TraceEntry, new_report, trace, write_totals
 from vllm_asd.telemetry.request_totals import WIDTH, add_blocks, needs_position, new_row
@@ -128,10 +129,10 @@ class OpenReports:
                 for row, request_id in enumerate(blocks.request_ids)
                 if request_id in cuttable
             }
-        news = add_blocks(totals, blocks, tally, positions, num_kept)
+        add_blocks(totals, blocks, tally, positions, num_kept)
         self._totals[rows] = totals
         if self._counters is not None:
-            self._counters.add(tally, news, self._counted[rows])
+            self._counters.add(tally.sums, self._counted[rows])
         if self._detailed and len(tally.exceptions.row):
             self._append_traces(blocks, tally, rows, positions, kept)
 
@@ -185,7 +186,7 @@ class OpenReports:
         for row, request_id in self._closed.items():
             request = self._requests.pop(row)
             if self._counters is not None and self._counted[row] and not request.limits.is_strict:
-                self._counters.end(float(self._totals[row, Sum.REGRET]))
+                self._counters.end(float(self._totals[row, Counter.REGRET]))
             self._free.append(row)
             # The id may have been given to another request by now.
             if self._rows[request_id] == row:

@@ -10,24 +10,17 @@ import functools
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-from prometheus_client import REGISTRY, CollectorRegistry, Counter, Gauge, Histogram, Metric
+from prometheus_client import REGISTRY, CollectorRegistry, Gauge, Histogram, Metric
+from prometheus_client import Counter as Collector
 
 from vllm_asd.telemetry.block_tally import STOP_LABELS
+from vllm_asd.telemetry.counters import Counter
 
 # Not "vllm:": vLLM unregisters such collectors, and `vllm bench serve` adds up every vllm:spec_decode line.
 PREFIX = "vllm_asd:"
 LABELS = ("model_name", "engine")
 REGRET_BUCKETS = (0.0, 0.25, 0.5, 1.0, 2.0, 3.0, 4.0, 6.0, 8.0, 12.0, 16.0, 24.0, 32.0, 64.0)
 
-_COUNTERS = {
-    "exceptions": "Kept draft tokens that are not the target's argmax.",
-    "regret": "Summed logit regret of the kept exceptions, in nats.",
-    "reused_tokens": "Kept draft tokens behind an exception that are the target's argmax.",
-    "accepted_tokens": "Draft tokens kept in the blocks that ASD decided.",
-    "strict_accepted_tokens": "Draft tokens that strict verification keeps of those same blocks.",
-    "exhausted_requests": "Requests in which the budget refused a token that gate and cap would have kept.",
-    "guarded_requests": "Requests that turned strict because their answer looped or exceptions clustered.",
-}
 _SHADOW_NOTE = " On a server in asd_mode 'shadow': what would have been kept."
 
 
@@ -44,10 +37,12 @@ class Collectors:
             registry=registry,
         )
         self._counters = {
-            name: Counter(PREFIX + name, text + _SHADOW_NOTE, LABELS, registry=registry)
-            for name, text in _COUNTERS.items()
+            counter.label: Collector(
+                PREFIX + counter.label, counter.text + _SHADOW_NOTE, LABELS, registry=registry
+            )
+            for counter in Counter
         }
-        self._blocks = Counter(
+        self._blocks = Collector(
             f"{PREFIX}blocks",
             "Verification blocks that ASD decided, by what ended them.",
             (*LABELS, "stop"),

@@ -8,7 +8,8 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from vllm_asd.config import RequestLimits
-from vllm_asd.telemetry.block_tally import FIRST_STOP, NUM_SUMS, STOP_LABELS, Sum
+from vllm_asd.telemetry.block_tally import FIRST_STOP, NUM_SUMS, STOP_LABELS
+from vllm_asd.telemetry.counters import REPORTED, Counter
 from vllm_asd.telemetry.request_totals import (
     ANSWER,
     NEVER,
@@ -92,19 +93,15 @@ def trace(entries: Iterable[TraceEntry], sampled: bool) -> list[dict[str, Any]]:
 
 
 def _totals(values: list[float]) -> dict[str, Any]:
-    blocks = int(values[Sum.BLOCKS])
-    accepted, strict_accepted = int(values[Sum.ACCEPTED]), int(values[Sum.STRICT_ACCEPTED])
-    stops = values[FIRST_STOP:NUM_SUMS]
+    stops = {label: int(n) for label, n in zip(STOP_LABELS, values[FIRST_STOP:NUM_SUMS], strict=True)}
+    blocks = sum(stops.values())
+    accepted, strict = int(values[Counter.ACCEPTED_TOKENS]), int(values[Counter.STRICT_ACCEPTED_TOKENS])
     return {
         "regret_spent": sum(values[account_column(a, Account.SPENT)] for a in (REASONING, ANSWER)),
-        "regret": values[Sum.REGRET],
-        "exceptions": int(values[Sum.EXCEPTIONS]),
-        "reused_tokens": int(values[Sum.REUSED]),
+        **{counter.label: counter.of(values[counter]) for counter in REPORTED},
         "verified_blocks": blocks,
-        "accepted_tokens": accepted,
-        "strict_accepted_tokens": strict_accepted,
-        "strict_blocks_estimate": _strict_blocks(blocks, accepted, strict_accepted),
-        "blocks_by_stop": {label: int(n) for label, n in zip(STOP_LABELS, stops, strict=True)},
+        "strict_blocks_estimate": _strict_blocks(blocks, accepted, strict),
+        "blocks_by_stop": stops,
         "exhausted_at_token": _position(values[Total.EXHAUSTED_AT]),
     }
 
@@ -112,7 +109,7 @@ def _totals(values: list[float]) -> dict[str, Any]:
 def _strict_blocks(blocks: int, accepted: int, strict_accepted: int) -> float:
     """Blocks that strict verification would have needed for as many tokens, at its mean in these blocks.
 
-    An estimate: behind the first exception strict would have decoded another text.
+    An estimate: after the first exception strict would have decoded another text.
     """
     return float(blocks * (accepted + blocks) / (strict_accepted + blocks)) if blocks else 0.0
 

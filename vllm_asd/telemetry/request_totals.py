@@ -3,21 +3,21 @@
 from __future__ import annotations
 
 from enum import IntEnum
-from typing import NamedTuple
 
 import numpy as np
 
 from vllm_asd.config import RequestLimits
 from vllm_asd.kernels.outcome import Column
 from vllm_asd.policy import StopReason
-from vllm_asd.telemetry.block_tally import NUM_SUMS, BlockTally, Sum
+from vllm_asd.telemetry.block_tally import NUM_SUMS, BlockTally
+from vllm_asd.telemetry.counters import Counter
 from vllm_asd.telemetry.step_report import StepBlocks
 
 NEVER = -1.0
 
 
 class Total(IntEnum):
-    """The columns of a row behind its sums, which are those of :class:`BlockTally`."""
+    """The columns of a row after its sums, which are those of :class:`BlockTally`."""
 
     EXHAUSTED_AT = NUM_SUMS  # output position, or NEVER
     GUARDED_AT = NUM_SUMS + 1  # output position, or NEVER
@@ -45,18 +45,6 @@ def account_column(account: int, column: Account) -> int:
     return FIRST_ACCOUNT + account * len(Account) + column
 
 
-class News(NamedTuple):
-    """What happened to requests for the first time.
-
-    Attributes:
-        exhausted: [M] bool, the budget refused a token that gate and cap would have kept.
-        guarded: [M] bool, the guard has tripped.
-    """
-
-    exhausted: np.ndarray
-    guarded: np.ndarray
-
-
 def new_row(limits: RequestLimits) -> np.ndarray:
     """[WIDTH] float64: a request before its first block."""
     row = np.zeros(WIDTH)
@@ -73,25 +61,24 @@ def new_row(limits: RequestLimits) -> np.ndarray:
 
 def add_blocks(
     totals: np.ndarray, blocks: StepBlocks, tally: BlockTally, positions: np.ndarray, num_kept: np.ndarray
-) -> News:
+) -> None:
     """Add one block to each row.
 
     Args:
         totals: [M, WIDTH] float64, written.
         blocks: What the worker decided, a row for each.
-        tally: What was kept of it.
+        tally: What was kept of it; its counters of requests are set: 1 where it happened for the first time.
         positions: [M] int64, output tokens that each request had before the block.
         num_kept: [M] int64, tokens of the block in the response; at least 1.
     """
     every = np.arange(len(totals))
-    totals[:, :NUM_SUMS] += tally.sums
     account = FIRST_ACCOUNT + len(Account) * _accounts(totals, blocks)
     totals[every, account + Account.SPENT] = tally.spent
-    totals[every, account + Account.EXCEPTIONS] += tally.sum(Sum.EXCEPTIONS)
-    return News(
-        _note_exhausted(totals, account, tally, positions),
-        _note_guarded(totals, blocks.column(Column.GUARD), positions, num_kept),
-    )
+    totals[every, account + Account.EXCEPTIONS] += tally.sum(Counter.EXCEPTIONS)
+    guard = blocks.column(Column.GUARD)
+    tally.sum(Counter.EXHAUSTED_REQUESTS)[:] = _note_exhausted(totals, account, tally, positions)
+    tally.sum(Counter.GUARDED_REQUESTS)[:] = _note_guarded(totals, guard, positions, num_kept)
+    totals[:, :NUM_SUMS] += tally.sums
 
 
 def needs_position(blocks: StepBlocks, detailed: bool) -> np.ndarray:
@@ -122,7 +109,7 @@ def _note_exhausted(
     if not len(rows):
         return is_first
     rows = rows[totals[rows, account[rows] + Account.HAS_BUDGET] != 0]
-    at = positions[rows] + tally.sum(Sum.ACCEPTED)[rows]
+    at = positions[rows] + tally.sum(Counter.ACCEPTED_TOKENS)[rows]
     is_first[rows] = totals[rows, Total.EXHAUSTED_AT] == NEVER
     for column in (Total.EXHAUSTED_AT, account[rows] + Account.EXHAUSTED_AT):
         known = totals[rows, column]

@@ -3,17 +3,10 @@
 from dataclasses import asdict, dataclass
 from typing import Any
 
+from vllm_asd.telemetry.counters import Counter
 from vllm_asd.tools.server import Metrics
 
 _SPEC = "vllm:spec_decode_num_"
-_ASD = (
-    "exceptions",
-    "regret",
-    "reused_tokens",
-    "accepted_tokens",
-    "strict_accepted_tokens",
-    "exhausted_requests",
-)
 
 
 @dataclass(frozen=True)
@@ -66,7 +59,7 @@ class Counters:
             draft_tokens=total(f"{_SPEC}draft_tokens_total"),
             accepted=total(f"{_SPEC}accepted_tokens_total"),
             accepted_at=tuple(at[position] for position in sorted(at)),
-            asd={name: total(f"vllm_asd:{name}_total") for name in _ASD} if stops else {},
+            asd={row.label: total(f"vllm_asd:{row.label}_total") for row in Counter} if stops else {},
             stops=stops,
         )
 

@@ -51,6 +51,27 @@ def naive_law(p: Sequence[Number], q: Sequence[Number]) -> Law:
     return tuple(k + rejected * a for k, a in zip(kept, p, strict=True))
 
 
+def correction(p: Sequence[Number], q: Sequence[Number]) -> tuple[Number, Number, Law | None]:
+    """What exact verification of a sampled draft is made of.
+
+    Args:
+        p: [V], the target's law.
+        q: [V], the draft's law.
+
+    Returns:
+        A, the probability that the draft is accepted: the sum of min(p, q). Z, the mass of max(p - q, 0),
+        which is 1 - A. The residual law that a rejected draft is replaced from: max(p - q, 0) / Z; None where
+        p = q, since nothing is ever rejected.
+
+    Raises:
+        ValueError: See `check_laws`.
+    """
+    check_laws(p, q)
+    residual = [max(a - b, 0) for a, b in zip(p, q, strict=True)]
+    mass = sum(residual)
+    return sum(_kept(p, q)), mass, tuple(r / mass for r in residual) if mass else None
+
+
 def greedy_law(p: Sequence[Number]) -> Law:
     """What strict greedy verification emits: the target's argmax, the first of equals."""
     best = max(range(len(p)), key=lambda token: p[token])

@@ -131,6 +131,7 @@ def plan_arm(
     baseline_ms: float | None = None,
     by_concurrency: Curve | None = None,
     k: int = 1,
+    verification_assumed: bool = False,
 ) -> ArmPlan:
     """Work one arm out for k = 1 ... 16.
 
@@ -140,6 +141,7 @@ def plan_arm(
         baseline_ms: One plain decode step, for milliseconds per token.
         by_concurrency: g by concurrency, in plain decode steps at that concurrency.
         k: The draft length that `by_concurrency` was measured at.
+        verification_assumed: Nobody gave a verification cost: the verdict says so beside its speed-up.
 
     Raises:
         ValueError: From `expected_tokens`, or `k` beyond the table.
@@ -154,7 +156,7 @@ def plan_arm(
         if not 1 <= k <= MAX_K:
             raise ValueError(f"k is {k}, the table goes from 1 to {MAX_K}")
         load = _load(rows[k - 1], costs, by_concurrency)
-    return ArmPlan(arm, rows, best, words.verdict(arm.name, rows, best, costs), load)
+    return ArmPlan(arm, rows, best, words.verdict(arm.name, rows, best, costs, verification_assumed), load)
 
 
 def _row(
