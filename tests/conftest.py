@@ -1,5 +1,6 @@
 """Fixtures that every test may ask for: the local models, and the data that lies beside the checkout."""
 
+import os
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -26,6 +27,16 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     if not torch.cuda.is_available():
         for item in on_gpu:
             item.add_marker(pytest.mark.skip(reason="needs a CUDA device"))
+
+
+@pytest.fixture(autouse=True)
+def _environment_as_it_was() -> Iterator[None]:
+    """Undo what vLLM writes into it for its workers (LD_PRELOAD): the next test's server would inherit it."""
+    before = dict(os.environ)
+    yield
+    for name in os.environ.keys() - before.keys() - {"PYTEST_CURRENT_TEST"}:
+        del os.environ[name]
+    os.environ.update(before)
 
 
 @pytest.fixture(autouse=True)

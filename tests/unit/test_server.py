@@ -171,6 +171,11 @@ class TestPreload:
         current = "/x/libiomp5.so:/x/libtcmalloc_minimal.so.4"
         assert preload_libraries(current, prefix) == current.split(":")
 
+    @pytest.mark.parametrize("openmp", ["/x/libgomp.so.1", "/x/libomp.so", "/x/libiomp5.so"])
+    def test_a_second_openmp_library_is_not_added(self, openmp: str, prefix: Path) -> None:
+        current = f"{openmp}:/x/libtcmalloc_minimal.so.4"
+        assert preload_libraries(current, prefix) == current.split(":")
+
 
 def test_a_misspelt_metric_is_an_error() -> None:
     metrics = Metrics.parse('a_total{engine="0"} 1\na_total{engine="1"} 2\n')

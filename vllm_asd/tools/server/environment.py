@@ -6,6 +6,7 @@ from collections.abc import Iterable, Mapping
 from importlib import metadata
 from pathlib import Path
 
+_OPENMP_LIBRARIES = ("libiomp", "libomp", "libgomp")
 _SYSTEM_LIBRARIES = ("/usr/lib", "/usr/lib64", "/usr/local/lib")
 
 
@@ -70,7 +71,8 @@ def dtype_args() -> list[str]:
 def preload_libraries(current: str, prefix: Path) -> list[str]:
     """The libraries to preload, in order: Intel's OpenMP and, where the system has it, tcmalloc.
 
-    vLLM's CPU worker warns of "significant performance loss" without them.
+    vLLM's CPU worker warns of "significant performance loss" without them. It refuses two OpenMP libraries,
+    so one that the caller preloads stays alone.
 
     Args:
         current: `LD_PRELOAD` as it is; its entries stay in front, and nothing is added twice.
@@ -84,13 +86,13 @@ def preload_libraries(current: str, prefix: Path) -> list[str]:
         for pattern in ("libtcmalloc_minimal.so.*", "*/libtcmalloc_minimal.so.*")
         for path in sorted(Path(folder).glob(pattern))
     )
-    _add_first(libraries, "libiomp5", (path for paths in openmp for path in paths))
-    _add_first(libraries, "libtcmalloc", tcmalloc)
+    _add_first(libraries, _OPENMP_LIBRARIES, (path for paths in openmp for path in paths))
+    _add_first(libraries, ("libtcmalloc",), tcmalloc)
     return libraries
 
 
-def _add_first(libraries: list[str], stem: str, found: Iterable[Path]) -> None:
-    if any(stem in os.path.basename(library) for library in libraries):
+def _add_first(libraries: list[str], stems: Iterable[str], found: Iterable[Path]) -> None:
+    if any(stem in os.path.basename(library) for library in libraries for stem in stems):
         return
     path = next(iter(found), None)
     if path is not None:
