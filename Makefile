@@ -6,6 +6,8 @@ SYSTEM_PYTHON ?= python3
 PYTHON := .venv/bin/python
 SETUP := $(SYSTEM_PYTHON) scripts/setup.py
 PYTEST_ARGS ?=
+# Two workers: one has the tests that start a server, the other the rest (tests/conftest.py).
+PYTEST := $(PYTHON) -m pytest -n 2 --dist loadgroup --durations=10
 PORT ?= 8000
 
 .PHONY: help
@@ -34,7 +36,7 @@ serve: setup ## Serve SmolLM2-135M with n-gram drafts and ASD until Ctrl-C (PORT
 
 .PHONY: test
 test: setup-dev ## Run every test that this machine can run (PYTEST_ARGS="-k ledger" narrows it).
-	@$(PYTHON) -m pytest --durations=10 $(PYTEST_ARGS)
+	@$(PYTEST) $(PYTEST_ARGS)
 
 .PHONY: quality
 quality: setup-dev ## Lint, check formatting and types.
@@ -44,7 +46,7 @@ quality: setup-dev ## Lint, check formatting and types.
 
 .PHONY: check
 check: quality ## Lint, types, and every test that starts no engine: minutes.
-	@$(PYTHON) -m pytest -q --durations=10 tests/unit tests/property tests/contract $(PYTEST_ARGS)
+	@$(PYTEST) -q tests/unit tests/property tests/contract $(PYTEST_ARGS)
 
 .PHONY: format
 format: setup-dev ## Rewrite the sources the way `make quality` wants them.

@@ -17,8 +17,16 @@ from vllm_asd.tools.models import (
 ROOT = Path(__file__).resolve().parent.parent
 
 
+@pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Skip what needs a GPU where there is none; torch is imported only if such a test was collected."""
+    """Give every file to one worker, all servers to the same; skip what needs a GPU where there is none.
+
+    A server takes both cores; what else runs beside it (the interpreted kernels and engines) takes one. Torch
+    is imported only if a test for a GPU was collected.
+    """
+    for item in items:
+        in_order = "tests/e2e/" in item.nodeid
+        item.add_marker(pytest.mark.xdist_group("servers" if in_order else item.path.stem))
     on_gpu = [item for item in items if item.get_closest_marker("gpu")]
     if not on_gpu:
         return

@@ -17,7 +17,7 @@ STUB = ROOT / "tests" / "triton_cpu"
 def triton_environment(plugin: bool = True) -> dict[str, str]:
     """Variables that let V2 run on a CPU; `plugin` is whether vLLM may load vllm-asd."""
     path = os.pathsep.join([str(STUB), str(ROOT), os.environ.get("PYTHONPATH", "")])
-    return server_environment(os.environ, kv_cache_gib=1, omp_threads=2) | {
+    return server_environment(os.environ, kv_cache_gib=1, omp_threads=1) | {
         "PYTHONPATH": path.rstrip(os.pathsep),
         "TRITON_INTERPRET": "1",
         # The tests read from the log which runner it was.
