@@ -61,7 +61,7 @@ def _sendable(key: str, words: tuple[str, ...]) -> str:
 def _accepts(key: str, server: str, asked: str) -> bool:
     """Whether a server with one word lets a request have the other."""
     try:
-        AsdConfig(**{key: server}).settings_for({key: asked})
+        AsdConfig.from_keys({key: server}).settings_for({key: asked})
     except ValueError:
         return False
     return True

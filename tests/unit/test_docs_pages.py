@@ -16,10 +16,7 @@ ROOT = Path(__file__).resolve().parents[2]
 DOCS = ROOT / "docs"
 PAGES = sorted(DOCS.glob("*.md"))
 SHOWN = [ROOT / "README.md", *PAGES]
-# They are made without a page's first words, or by another command.
 TEMPLATES = ROOT / "scripts" / "docs_templates"
-
-by_name = {"ids": lambda value: value.name if isinstance(value, Path) else None}
 
 
 def blocks(page: Path, language: str) -> list[str]:
@@ -78,7 +75,7 @@ def test_every_route_is_shown() -> None:
     assert all(route in shown for route in routes)
 
 
-@pytest.mark.parametrize("page", PAGES, **by_name)
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
 def test_python_compiles(page: Path) -> None:
     for source in blocks(page, "python"):
         compile(source, page.name, "exec")
@@ -91,13 +88,13 @@ def test_the_example_of_the_rule_runs() -> None:
     exec(compile(source, "concepts.md", "exec"), {})
 
 
-@pytest.mark.parametrize("page", SHOWN, **by_name)
+@pytest.mark.parametrize("page", SHOWN, ids=lambda page: page.name)
 def test_no_unknown_key_is_named(page: Path) -> None:
     named = set(re.findall(r"`\"?(asd_[a-z_]+)\b", page.read_text(encoding="utf-8")))
     assert {name for name in named if not name.endswith("_")} <= AsdConfig.model_fields.keys()
 
 
-@pytest.mark.parametrize("page", SHOWN, **by_name)
+@pytest.mark.parametrize("page", SHOWN, ids=lambda page: page.name)
 def test_links_lead_to_files_and_headings(page: Path) -> None:
     for link in re.findall(r"\]\(([^)\s]+)\)", page.read_text(encoding="utf-8")):
         if link.startswith(("https://", "http://")):
@@ -114,7 +111,7 @@ def _anchor(title: str) -> str:
     return re.sub(r"[^\w -]", "", title.lower()).replace(" ", "-")
 
 
-@pytest.mark.parametrize("page", PAGES, **by_name)
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
 def test_a_page_opens_with_what_it_is_for(page: Path) -> None:
     title, _, rest = page.read_text(encoding="utf-8").partition("\n\n")
     assert title.startswith("# ")
