@@ -11,6 +11,7 @@ import importlib
 import json
 import sys
 from collections.abc import Callable, Iterator
+from enum import Enum
 from pathlib import Path
 from typing import Any, Literal, get_args, get_origin
 
@@ -31,7 +32,8 @@ def configuration() -> str:
     lines = ["| key | default | allowed | a request may send | meaning |\n", "|---|---|---|---|---|\n"]
     for key, field in AsdConfig.model_fields.items():
         words = words_of(field.annotation)
-        default = f"that of `{ANSWER_KEYS[key]}`" if key in ANSWER_KEYS else f"`{json.dumps(field.default)}`"
+        value = json.dumps(getattr(field.default, "value", field.default))
+        default = f"that of `{ANSWER_KEYS[key]}`" if key in ANSWER_KEYS else f"`{value}`"
         cells = (f"`{key}`", default, _allowed(key, words), _sendable(key, words), field.description)
         lines.append(f"| {' | '.join(map(str, cells))} |\n")
     return _fill("configuration.md", "".join(lines))
@@ -39,6 +41,8 @@ def configuration() -> str:
 
 def words_of(annotation: Any) -> tuple[str, ...]:
     """The words that a key takes; none for a number."""
+    if isinstance(annotation, type) and issubclass(annotation, Enum):
+        return tuple(member.value for member in annotation)
     return get_args(annotation) if get_origin(annotation) is Literal else ()
 
 

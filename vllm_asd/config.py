@@ -90,7 +90,7 @@ class AsdConfig(BaseModel):
     asd_budget: Nats = Field(default=8.0, description="nats of logit regret per request, 0 = strict")
     asd_gate: Nats = Field(default=0.25, description="largest regret per unit of q, 0 = strict")
     asd_block_cap: Count = Field(default=2, description="exceptions per block, 0 = strict")
-    asd_pricing: Pricing = Field(default="remaining", description="how q, the draft tokens at stake, counts")
+    asd_pricing: Pricing = Field(default="remaining", description="what q is")
     asd_refill: Nats = Field(default=0.0, description="budget given back per emitted token")
     asd_scope: Scope = Field(default="all", description="where exceptions are allowed, from which pool")
     asd_protect: Protect = Field(default="stop", description="tokens never relaxed to nor away from")
