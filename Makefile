@@ -53,6 +53,21 @@ format: setup-dev ## Rewrite the sources the way `make quality` wants them.
 	@$(PYTHON) -m ruff check --fix-only --quiet .
 	@$(PYTHON) -m ruff format .
 
+.PHONY: docs
+docs: ## Build the docs as a site in build/site; a broken link or heading fails.
+	@$(SETUP) docs
+	@NO_MKDOCS_2_WARNING=1 $(PYTHON) -m mkdocs build --strict --quiet
+	@echo "build/site/index.html"
+
+.PHONY: docs-pages
+docs-pages: setup-dev ## Write the pages of docs/ that are made from the code: settings, metrics, options, patches.
+	@$(PYTHON) scripts/generate_docs.py
+	@$(PYTHON) -m tests.contract.table > docs/patches.md
+
+.PHONY: package
+package: setup-dev ## Build wheel and sdist into dist/, install the wheel into an empty environment and ask it.
+	@$(PYTHON) scripts/check_package.py
+
 .PHONY: clean
 clean: ## Remove .venv and every cache inside this folder (models in the user cache stay).
 	@rm -rf .venv build dist .mypy_cache .pytest_cache .ruff_cache .hypothesis ./*.egg-info

